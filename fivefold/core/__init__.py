@@ -1,0 +1,1 @@
+"""Plain data and errors that everything else stands on. No torch.distributed in here."""
