@@ -14,6 +14,7 @@ class Ranks:
     rank: int
     world_size: int
     local_rank: int
+    local_world_size: int
     restart: int
 
     @property
@@ -28,6 +29,7 @@ def read_ranks() -> Ranks:
         rank=int(os.environ.get("RANK", "0")),
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
     )
 

@@ -1,0 +1,1 @@
+"""The three engines: train, serve, align."""

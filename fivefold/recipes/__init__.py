@@ -1,0 +1,1 @@
+"""Named, typed configurations: `fivefold train NAME`."""

@@ -1,0 +1,5 @@
+"""`python -m fivefold`: the same as the `fivefold` command."""
+
+from fivefold.cli.main import main
+
+main()

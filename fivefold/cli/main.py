@@ -1,0 +1,67 @@
+"""`fivefold COMMAND`: one-line errors on stderr, exit status 0 only on success."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import NoReturn
+
+import typer
+
+from fivefold import __version__
+from fivefold.cli.config import config_app
+from fivefold.cli.convert import convert
+from fivefold.cli.generate import generate
+from fivefold.cli.report import report
+from fivefold.cli.train import train
+from fivefold.core.errors import FivefoldError
+
+app = typer.Typer(
+    name="fivefold",
+    help="One model definition, planned, trained, aligned, compressed and served.",
+    epilog="`fivefold COMMAND --help` shows examples. `--debug` anywhere shows tracebacks.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(train)
+app.command()(generate)
+app.command()(convert)
+app.command()(report)
+app.add_typer(config_app)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"fivefold {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Entry of every command."""
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line. User errors become one line; bugs keep their traceback."""
+    given = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in given
+    try:
+        app(args=[a for a in given if a != "--debug"])
+    except FivefoldError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"fivefold: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("fivefold: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of a pipe left, e.g. `| head`
+        sys.stderr.close()
+        sys.exit(141)
+    sys.exit(0)

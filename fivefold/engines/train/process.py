@@ -1,0 +1,87 @@
+"""What every rank sets up before any work: threads, device, process group, mesh, determinism."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from fivefold.axes.mesh import build_mesh
+from fivefold.core.environment import Ranks, read_ranks
+from fivefold.core.errors import FivefoldError
+from fivefold.core.layout import Layout
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Process:
+    """This rank's place: who it is, where it computes, and its mesh (None when alone)."""
+
+    ranks: Ranks
+    device: torch.device
+    mesh: DeviceMesh | None
+
+    def on_main(self, work: Callable[[], T]) -> T:
+        """Do `work` on rank 0 alone; every rank gets its result, or raises its FivefoldError."""
+        if self.ranks.world_size == 1:
+            return work()
+        box: list[object] = [None, None]
+        if self.ranks.is_main:
+            try:
+                box[0] = work()
+            except FivefoldError as error:
+                box[1] = error
+        dist.broadcast_object_list(box, src=0)
+        if isinstance(box[1], FivefoldError):
+            raise box[1]
+        return box[0]  # type: ignore[return-value]
+
+
+@contextmanager
+def start_process(layout: Layout) -> Iterator[Process]:
+    """Enter the process group that torchrun prepared (none for one rank) and leave it after."""
+    ranks = read_ranks()
+    device = _choose_device(ranks)
+    if device.type == "cpu":
+        # torchrun sets one thread a process when nobody chose; share the cores evenly instead.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.local_world_size))
+    if ranks.world_size == 1:
+        yield Process(ranks, device, None)
+        return
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+    try:
+        yield Process(ranks, device, build_mesh(layout, device.type))
+    finally:
+        # After an error the peers may be gone, and tearing down would wait for them.
+        if sys.exc_info()[0] is None:
+            dist.destroy_process_group()
+
+
+def seed_everything(seed: int, rank: int, deterministic: bool) -> None:
+    """Seed this rank's generators; `deterministic` refuses operators that are not."""
+    torch.manual_seed(seed * 65_537 + rank)
+    if deterministic:
+        # cuBLAS reads this when it starts; without it, it refuses to be deterministic.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+    # Filling fresh buffers with NaN is for finding reads of unwritten memory, not for running.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def _choose_device(ranks: Ranks) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", ranks.local_rank)
+    torch.cuda.set_device(device)
+    return device

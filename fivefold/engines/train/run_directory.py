@@ -1,0 +1,95 @@
+"""A run's folder: the configuration it was started with, and where its records lie."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fivefold.core.config import RunConfig
+from fivefold.core.errors import ConfigError
+from fivefold.core.resolve import flatten
+
+# What may change between one start and the next without making it another run: where it runs,
+# how far, how often it saves and what it shows. Everything else decides the loss sequence.
+FREE_KEYS = ("layout.", "checkpoint.", "observe.", "evaluate.", "train.steps", "train.micro_batch")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration, as YAML."""
+        return self.path / "config.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints with the pointers `latest` and `best`."""
+        return self.path / "checkpoints"
+
+    @property
+    def events(self) -> Path:
+        """Starts, resumes, checkpoints and stops, one JSON object a line."""
+        return self.path / "events.jsonl"
+
+    def claim(self, config: RunConfig) -> None:
+        """Take the folder for `config`.
+
+        Raises ConfigError when it holds a run with another configuration (naming the first key
+        that differs), cannot be written, or may not be resumed.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if self.config.exists():
+                self._compare(config)
+            _write_atomically(self.config, yaml.safe_dump(_plain(config), sort_keys=False))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write the run directory {self.path}: {error.strerror}",
+                "choose another --run-dir",
+            ) from None
+
+    def record(self, event: str, **details: Any) -> None:
+        """Append one event with its wall-clock time (seconds since the epoch)."""
+        with self.events.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": event, "time": time.time(), **details}) + "\n")
+
+    def _compare(self, config: RunConfig) -> None:
+        try:
+            held = flatten(yaml.safe_load(self.config.read_text("utf-8")))
+        except (yaml.YAMLError, UnicodeDecodeError, AttributeError):
+            raise ConfigError(
+                f"{self.config} is not readable YAML", "choose another --run-dir"
+            ) from None
+        if not config.checkpoint.resume:
+            raise ConfigError(
+                f"{self.path} already holds a run and checkpoint.resume is false",
+                "choose another --run-dir",
+            )
+        wanted = flatten(_plain(config))
+        for key in sorted(held.keys() | wanted.keys()):
+            if held.get(key) != wanted.get(key) and not key.startswith(FREE_KEYS):
+                raise ConfigError(
+                    f"{self.path} holds a run with {key}={held.get(key)!r}, "
+                    f"but this one has {wanted.get(key)!r}",
+                    "choose another --run-dir, or keep that value",
+                )
+
+
+def _plain(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json")
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(text, "utf-8")
+    partial.replace(path)
