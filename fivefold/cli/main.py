@@ -12,6 +12,7 @@ from fivefold import __version__
 from fivefold.cli.config import config_app
 from fivefold.cli.convert import convert
 from fivefold.cli.generate import generate
+from fivefold.cli.quickstart import quickstart
 from fivefold.cli.report import report
 from fivefold.cli.train import train
 from fivefold.core.errors import FivefoldError
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command()(quickstart)
 app.command()(train)
 app.command()(generate)
 app.command()(convert)

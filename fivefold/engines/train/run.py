@@ -1,0 +1,101 @@
+"""`run(config, folder)`: everything between the command line and the loop, in order."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from fivefold.axes.apply import apply
+from fivefold.core.config import RunConfig
+from fivefold.core.errors import TrainingError
+from fivefold.engines.train.checkpoint.checkpointer import Checkpointer
+from fivefold.engines.train.data.corpus import Corpus
+from fivefold.engines.train.data.loader import Loader
+from fivefold.engines.train.data.prepare import prepare
+from fivefold.engines.train.data.tokenizer import resolve_tokenizer
+from fivefold.engines.train.model_source import (
+    build_decoder,
+    check_vocabulary,
+    model_tokenizer,
+    read_model_config,
+)
+from fivefold.engines.train.objective import Objective
+from fivefold.engines.train.process import Process, seed_everything, start_process
+from fivefold.engines.train.recorder import Recorder
+from fivefold.engines.train.run_directory import RunDirectory
+from fivefold.engines.train.stop import StopRequest
+from fivefold.engines.train.trainer import Trainer
+from fivefold.weights.model_files import write_model_files
+
+
+def run(config: RunConfig, folder: Path) -> None:
+    """Train, or go on training, the run in `folder`. Returns when it is done or was stopped.
+
+    Raises a FivefoldError for everything a user can mend: before any work where possible.
+    """
+    directory = RunDirectory(folder)
+    with start_process(config.layout) as process:
+        process.on_main(lambda: directory.claim(config))
+        seed_everything(config.train.seed, process.ranks.rank, config.train.deterministic)
+        with StopRequest() as stop:
+            trainer = build_trainer(config, process, directory)
+            resumed = trainer.resume()
+            with trainer.recorder.running(trainer.position.step, resumed):
+                trainer.run(stop)
+            if stop and trainer.position.step < config.train.steps:
+                raise TrainingError(
+                    f"stopped by {stop.signal.name} after step {trainer.position.step}, all saved",  # type: ignore[union-attr]
+                    "the same command resumes it",
+                )
+
+
+def build_trainer(config: RunConfig, process: Process, directory: RunDirectory) -> Trainer:
+    """Assemble data, model, axis and records. Cheap checks come before slow work."""
+    model_config = read_model_config(config.model)
+    tokenizer = resolve_tokenizer(config.data, model_tokenizer(config.model), _cache(config))
+    check_vocabulary(tokenizer, model_config)
+    corpus = prepare(config.data, tokenizer, progress=process.ranks.is_main)
+    objective = Objective(
+        build_decoder(config.model, model_config, config.train.seed).to(process.device),
+        z_loss=config.train.z_loss,
+        chunk=config.train.loss_chunk,
+    )
+    axis = apply(
+        objective,
+        layout=config.layout,
+        mesh=process.mesh,
+        precision=config.precision,
+        recompute=config.train.recompute,
+        recompute_every=config.train.recompute_every,
+        compile=config.train.compile,
+    )
+    checkpointer = Checkpointer(
+        directory.checkpoints,
+        keep=config.checkpoint.keep,
+        asynchronous=config.checkpoint.asynchronous,
+        model_files=partial(write_model_files, config=model_config, tokenizer=tokenizer),
+    )
+    recorder = Recorder(config, model_config, process, directory)
+    train = _loader(corpus, config, process, "train")
+    held_out = _loader(corpus, config, process, "evaluate") if config.data.evaluation_share else None
+    return Trainer(config, process, axis, train, held_out, checkpointer, recorder)
+
+
+def _loader(corpus: Corpus, config: RunConfig, process: Process, split: str) -> Loader:
+    return Loader(
+        corpus,
+        split=split,
+        sequence_length=config.data.sequence_length,
+        packing=config.data.packing,
+        seed=config.train.seed,
+        shuffle=config.data.shuffle,
+        micro_batch=config.train.micro_batch,
+        dp_rank=process.ranks.rank,
+        dp_size=process.ranks.world_size,
+    )
+
+
+def _cache(config: RunConfig) -> Path | None:
+    return None if config.data.cache is None else Path(config.data.cache)
+
+
