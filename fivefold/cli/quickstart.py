@@ -79,7 +79,9 @@ def _command(arguments: list[str]) -> list[str]:
 
 
 def _show(console: object, arguments: list[str]) -> None:
-    console.print(f"$ fivefold {shlex.join(arguments)}", style="dim", soft_wrap=True, highlight=False)  # type: ignore[attr-defined]
+    console.print(
+        f"$ fivefold {shlex.join(arguments)}", style="dim", soft_wrap=True, highlight=False
+    )  # type: ignore[attr-defined]
 
 
 def _run(console: object, arguments: list[str]) -> None:

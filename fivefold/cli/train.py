@@ -20,7 +20,9 @@ EXAMPLES = """Examples:
 
 
 def train(
-    source: str = typer.Argument(help="A recipe's name or a YAML file.", metavar="CONFIG_OR_RECIPE"),
+    source: str = typer.Argument(
+        help="A recipe's name or a YAML file.", metavar="CONFIG_OR_RECIPE"
+    ),
     layout: str | None = typer.Option(None, help="AXIS=N,… e.g. dp_shard=2,zero=2."),
     sets: list[str] = typer.Option([], "--set", help="KEY=VALUE override; may be repeated."),
     run_dir: Path | None = typer.Option(None, help="Records and checkpoints; default runs/NAME."),

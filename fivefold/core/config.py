@@ -27,8 +27,9 @@ class ModelSection(Section):
     )
     config: dict[str, Any] | None = Field(None, description="keys of a Hugging Face config.json")
     init: Literal["auto", "random", "weights"] = Field(
-        "auto", description="start from random values or from the source's weights; auto: weights"
-        " where the source has them"
+        "auto",
+        description="start from random values or from the source's weights; auto: weights"
+        " where the source has them",
     )
 
     @model_validator(mode="after")

@@ -85,6 +85,8 @@ def parse_assignments(text: str) -> dict[str, int | str]:
             values[name] = value
             continue
         if not value.isdigit() or int(value) < 1:
-            raise LayoutError(f"layout {name}={value!r} is not a positive whole number", "use 1, 2, …")
+            raise LayoutError(
+                f"layout {name}={value!r} is not a positive whole number", "use 1, 2, …"
+            )
         values[name] = int(value)
     return values

@@ -175,9 +175,7 @@ def _refuse_unknown(values: Any, section: type[BaseModel], prefix: str) -> None:
         return
     for key, value in values.items():
         if key not in section.model_fields:
-            raise ConfigError(
-                f"unknown key {prefix}{key}", _nearest_key(str(key), section, prefix)
-            )
+            raise ConfigError(f"unknown key {prefix}{key}", _nearest_key(str(key), section, prefix))
         for below in _sections(section.model_fields[key].annotation):
             _refuse_unknown(value, below, f"{prefix}{key}.")
 
@@ -211,7 +209,9 @@ def _explain(error: ValidationError) -> ConfigError:
     return ConfigError(f"{where}: {problem}{shown}" if where else problem)
 
 
-def describe_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[tuple[str, Any, str]]:
+def describe_keys(
+    section: type[BaseModel] = RunConfig, prefix: str = ""
+) -> list[tuple[str, Any, str]]:
     """(dotted key, default, meaning) of every configuration key."""
     rows: list[tuple[str, Any, str]] = []
     for name, info in section.model_fields.items():

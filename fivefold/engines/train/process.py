@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +17,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from fivefold.axes.mesh import build_mesh
-from fivefold.core.environment import Ranks, read_ranks
+from fivefold.core.environment import Ranks, read_ranks, under_torchrun
 from fivefold.core.errors import FivefoldError
 from fivefold.core.layout import Layout
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 T = TypeVar("T")
 
@@ -51,6 +54,8 @@ class Process:
 def start_process(layout: Layout) -> Iterator[Process]:
     """Enter the process group that torchrun prepared (none for one rank) and leave it after."""
     ranks = read_ranks()
+    if under_torchrun():
+        die_with_parent()
     device = _choose_device(ranks)
     if device.type == "cpu":
         # torchrun sets one thread a process when nobody chose; share the cores evenly instead.
@@ -77,6 +82,20 @@ def seed_everything(seed: int, rank: int, deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
     # Filling fresh buffers with NaN is for finding reads of unwritten memory, not for running.
     torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def die_with_parent() -> None:
+    """Ask the kernel (Linux) to kill this rank when the agent that started it is gone.
+
+    The agent puts ranks in sessions of their own: after a `kill -9` of the agent they would go
+    on, and write into the run directory that its successor resumes.
+    """
+    if sys.platform != "linux":
+        return
+    agent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != agent:  # it died before the request stood
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _choose_device(ranks: Ranks) -> torch.device:

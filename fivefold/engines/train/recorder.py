@@ -31,9 +31,7 @@ class Recorder:
         self.process = process
         self.directory = directory
         self.metrics_path = directory.path / "metrics.jsonl"
-        self._flops = training_flops_per_token(
-            decoder_shape(model), config.data.sequence_length
-        )
+        self._flops = training_flops_per_token(decoder_shape(model), config.data.sequence_length)
         self._peak: float | None = None
         self._writer: MetricsWriter | None = None
         self._progress: TrainProgress | None = None
@@ -46,13 +44,16 @@ class Recorder:
         if not self.process.ranks.is_main:
             yield
             return
-        self.event("resume" if resumed else "start", step=first_step, layout=str(self.config.layout))
+        self.event(
+            "resume" if resumed else "start", step=first_step, layout=str(self.config.layout)
+        )
         with (
             MetricsWriter(
                 self.directory.path, tensorboard=self.config.observe.tensorboard
             ) as self._writer,
-            TrainProgress(self.config.train.steps, enabled=self.config.observe.progress)
-            as self._progress,
+            TrainProgress(
+                self.config.train.steps, enabled=self.config.observe.progress
+            ) as self._progress,
         ):
             self._writer.truncate_after(first_step)
             yield
@@ -122,5 +123,3 @@ def decoder_shape(model: ModelConfig) -> DecoderShape:
         vocab_size=model.vocab_size,
         windows=model.windows,
     )
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -34,19 +35,29 @@ def run(config: RunConfig, folder: Path) -> None:
     Raises a FivefoldError for everything a user can mend: before any work where possible.
     """
     directory = RunDirectory(folder)
-    with start_process(config.layout) as process:
-        process.on_main(lambda: directory.claim(config))
-        seed_everything(config.train.seed, process.ranks.rank, config.train.deterministic)
-        with StopRequest() as stop:
-            trainer = build_trainer(config, process, directory)
-            resumed = trainer.resume()
-            with trainer.recorder.running(trainer.position.step, resumed):
-                trainer.run(stop)
-            if stop and trainer.position.step < config.train.steps:
-                raise TrainingError(
-                    f"stopped by {stop.signal.name} after step {trainer.position.step}, all saved",  # type: ignore[union-attr]
-                    "the same command resumes it",
-                )
+    with start_process(config.layout) as process, ExitStack() as held:
+        process.on_main(lambda: _claim(directory, config, held))
+        _train(config, process, directory)
+
+
+def _claim(directory: RunDirectory, config: RunConfig, held: ExitStack) -> None:
+    directory.make()
+    held.enter_context(directory.locked())
+    directory.claim(config)
+
+
+def _train(config: RunConfig, process: Process, directory: RunDirectory) -> None:
+    seed_everything(config.train.seed, process.ranks.rank, config.train.deterministic)
+    with StopRequest() as stop:
+        trainer = build_trainer(config, process, directory)
+        resumed = trainer.resume()
+        with trainer.recorder.running(trainer.position.step, resumed):
+            finished = trainer.run(stop)
+        if not finished:
+            raise TrainingError(
+                f"stopped by a signal after step {trainer.position.step}, all saved",
+                "the same command resumes it",
+            )
 
 
 def build_trainer(config: RunConfig, process: Process, directory: RunDirectory) -> Trainer:
@@ -77,7 +88,9 @@ def build_trainer(config: RunConfig, process: Process, directory: RunDirectory) 
     )
     recorder = Recorder(config, model_config, process, directory)
     train = _loader(corpus, config, process, "train")
-    held_out = _loader(corpus, config, process, "evaluate") if config.data.evaluation_share else None
+    held_out = (
+        _loader(corpus, config, process, "evaluate") if config.data.evaluation_share else None
+    )
     return Trainer(config, process, axis, train, held_out, checkpointer, recorder)
 
 
@@ -97,5 +110,3 @@ def _loader(corpus: Corpus, config: RunConfig, process: Process, split: str) -> 
 
 def _cache(config: RunConfig) -> Path | None:
     return None if config.data.cache is None else Path(config.data.cache)
-
-

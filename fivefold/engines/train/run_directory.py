@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -18,6 +21,8 @@ from fivefold.core.resolve import flatten
 # What may change between one start and the next without making it another run: where it runs,
 # how far, how often it saves and what it shows. Everything else decides the loss sequence.
 FREE_KEYS = ("layout.", "checkpoint.", "observe.", "evaluate.", "train.steps", "train.micro_batch")
+LOCK_SECONDS = 5.0
+LOCK_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,16 @@ class RunDirectory:
         """Starts, resumes, checkpoints and stops, one JSON object a line."""
         return self.path / "events.jsonl"
 
+    def make(self) -> None:
+        """Create the folder. Raises ConfigError when that is not possible."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make the run directory {self.path}: {error.strerror}",
+                "choose another --run-dir",
+            ) from None
+
     def claim(self, config: RunConfig) -> None:
         """Take the folder for `config`.
 
@@ -48,7 +63,6 @@ class RunDirectory:
         that differs), cannot be written, or may not be resumed.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             if self.config.exists():
                 self._compare(config)
             _write_atomically(self.config, yaml.safe_dump(_plain(config), sort_keys=False))
@@ -57,6 +71,24 @@ class RunDirectory:
                 f"cannot write the run directory {self.path}: {error.strerror}",
                 "choose another --run-dir",
             ) from None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder against a second run; the lock dies with the process, however it ends.
+
+        Raises ConfigError when another run still holds it after a few seconds, the time that the
+        ranks of a killed run take to go.
+        """
+        with (self.path / "lock").open("a") as file:
+            deadline = time.monotonic() + LOCK_SECONDS
+            while not _try_lock(file):
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"another process is running in {self.path}",
+                        "wait for it, stop it, or choose another --run-dir",
+                    )
+                time.sleep(LOCK_POLL_SECONDS)
+            yield
 
     def record(self, event: str, **details: Any) -> None:
         """Append one event with its wall-clock time (seconds since the epoch)."""
@@ -83,6 +115,14 @@ class RunDirectory:
                     f"but this one has {wanted.get(key)!r}",
                     "choose another --run-dir, or keep that value",
                 )
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:

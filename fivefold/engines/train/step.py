@@ -24,8 +24,8 @@ class StepResult:
     loss: float
     grad_norm: float
     targets: int
-    skipped: bool           # fp16 only: the scaled gradient overflowed and no update was made
-    stop_asked: bool        # some rank was asked to stop
+    skipped: bool  # fp16 only: the scaled gradient overflowed and no update was made
+    stop_asked: bool  # some rank was asked to stop
 
 
 class NotFiniteError(TrainingError):

@@ -26,10 +26,10 @@ from fivefold.precision.loss_scaler import DynamicLossScaler
 class Position:
     """How far the run is. Saved in every checkpoint."""
 
-    step: int = 0                       # optimizer steps done
-    consumed: int = 0                   # sequences read, over all ranks
-    tokens: int = 0                     # target tokens trained on, over all ranks
-    best_loss: float | None = None      # lowest held-out loss so far
+    step: int = 0  # optimizer steps done
+    consumed: int = 0  # sequences read, over all ranks
+    tokens: int = 0  # target tokens trained on, over all ranks
+    best_loss: float | None = None  # lowest held-out loss so far
 
 
 class Trainer:
@@ -74,8 +74,10 @@ class Trainer:
         self.axis.publish()
         return True
 
-    def run(self, stop: StopRequest) -> None:
+    def run(self, stop: StopRequest) -> bool:
         """Train to the configured number of steps, or until `stop`; save at the end either way.
+
+        Returns whether all steps are done.
 
         Raises TrainingError when the loss or gradient is not finite: the step's record is
         written, and the last checkpoint stays the last good one.
@@ -89,6 +91,7 @@ class Trainer:
             if self._due(self.config.checkpoint.every, done or asked):
                 self._save(evaluated)
         self.checkpointer.wait()
+        return self.position.step >= steps
 
     def _one_step(self, stop: bool) -> bool:
         train = self.config.train
@@ -125,7 +128,9 @@ class Trainer:
 
     def _diverged(self, error: NotFiniteError) -> TrainingError:
         latest = self.checkpointer.latest()
-        kept = f"the last good checkpoint is {latest}" if latest else "no checkpoint was written yet"
+        kept = (
+            f"the last good checkpoint is {latest}" if latest else "no checkpoint was written yet"
+        )
         return TrainingError(
             f"step {self.position.step + 1}: the {error.what} is not finite, training stopped "
             f"(its record is in {self.recorder.metrics_path}; {kept})",
