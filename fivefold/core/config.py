@@ -169,6 +169,6 @@ class RunConfig(Section):
         if self.train.global_batch % per_pass:
             raise ValueError(
                 f"train.global_batch={self.train.global_batch} is not a multiple of "
-                f"train.micro_batch={self.train.micro_batch} x {self.layout.dp} data ranks"
+                f"train.micro_batch={self.train.micro_batch} x {self.layout.dp} data ranks; set one of them so that it divides"
             )
         return self
