@@ -72,6 +72,9 @@ class SourceSection(Section):
         "auto", description="auto: by the path's content"
     )
     field: str = Field("text", description="JSONL/Parquet field that holds the text")
+    prompt: str = Field("prompt", description="field of the question, where records are pairs")
+    completion: str = Field("completion", description="field of the answer, alone to be learnt")
+    messages: str = Field("messages", description="field of a chat: [{role, content}, …]")
     weight: float = Field(1.0, gt=0, description="share of sequences in the mixture")
     pattern: str = Field("**/*.txt", description="files of a text folder")
 

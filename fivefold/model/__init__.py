@@ -1,0 +1,1 @@
+"""The decoder, as plain PyTorch that knows nothing of ranks, caches or losses."""

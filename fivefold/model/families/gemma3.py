@@ -1,0 +1,88 @@
+"""Gemma 3 text (Gemma Team 2025): local and global layers, norms before and after, QK norm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fivefold.model.config import ModelConfig, RopeConfig
+from fivefold.model.families import common
+from fivefold.model.families.windows import FULL, SLIDING, layer_types
+
+# What transformers assumes for fields that published Gemma 3 configs leave out.
+DEFAULTS = {
+    "vocab_size": 262_208,
+    "head_dim": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
+GLOBAL_EVERY = 6
+
+
+def parse(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a `gemma3_text` config.json."""
+    given = {k: v for k, v in hf.items() if v is not None}
+    shapes = common.shapes({**DEFAULTS, **given})
+    kinds = layer_types(hf, shapes["num_layers"]) or _pattern(hf, shapes["num_layers"])
+    ropes = _ropes(hf)
+    window = hf.get("sliding_window", 4096)
+    bias = bool(hf.get("attention_bias", False))
+    return ModelConfig(
+        **shapes,
+        windows=tuple(window if kind == SLIDING else None for kind in kinds),
+        ropes=tuple(ropes[kind] for kind in kinds),
+        norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
+        norm_offset=1.0,
+        post_norms=True,
+        qk_norm=True,
+        tie_embeddings=bool(hf.get("tie_word_embeddings", True)),
+        qkv_bias=bias,
+        output_bias=bias,
+        activation=common.activation(hf, "hidden_activation", "gelu_pytorch_tanh"),
+        attention_scale=float(hf.get("query_pre_attn_scalar", 256)) ** -0.5,
+        attention_softcap=hf.get("attn_logit_softcapping"),
+        logit_softcap=hf.get("final_logit_softcapping"),
+        embedding_scale=shapes["hidden_size"] ** 0.5,
+    )
+
+
+def export(config: ModelConfig) -> dict[str, Any]:
+    """Write a `gemma3_text` config.json."""
+    kinds = [FULL if window is None else SLIDING for window in config.windows]
+    ropes = dict(zip(kinds, config.ropes, strict=True))
+    windows = [w for w in config.windows if w is not None]
+    whole = ropes.get(FULL, RopeConfig(theta=1_000_000.0))
+    return {
+        **common.export_shapes(config, "Gemma3ForCausalLM"),
+        "rope_theta": whole.theta,
+        "rope_scaling": common.export_scaling(whole),
+        "rope_local_base_freq": ropes.get(SLIDING, RopeConfig()).theta,
+        "layer_types": kinds,
+        "sliding_window": windows[0] if windows else 4096,
+        "query_pre_attn_scalar": round(config.scale**-2),
+        "attn_logit_softcapping": config.attention_softcap,
+        "final_logit_softcapping": config.logit_softcap,
+        "attention_bias": config.qkv_bias,
+        "hidden_activation": common.EXPORTED_ACTIVATIONS[config.activation],
+    }
+
+
+def _pattern(hf: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    every = hf.get("sliding_window_pattern") or hf.get("_sliding_window_pattern") or GLOBAL_EVERY
+    return tuple(FULL if (layer + 1) % every == 0 else SLIDING for layer in range(count))
+
+
+def _ropes(hf: Mapping[str, Any]) -> dict[str, RopeConfig]:
+    """Local layers turn faster; context-extension scaling is for global layers alone."""
+    settings = hf.get("rope_parameters") or {}
+    if FULL in settings or SLIDING in settings:
+        whole, local = settings.get(FULL) or {}, settings.get(SLIDING) or {}
+        return {
+            FULL: common.parse_rope(whole, whole.get("rope_theta", 1_000_000.0)),
+            SLIDING: common.parse_rope(local, local.get("rope_theta", 10_000.0)),
+        }
+    return {
+        FULL: common.rope(hf, default_theta=1_000_000.0),
+        SLIDING: RopeConfig(theta=float(hf.get("rope_local_base_freq") or 10_000.0)),
+    }
