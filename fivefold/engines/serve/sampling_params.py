@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Any
 
 from fivefold.core.errors import PromptError
@@ -141,14 +140,14 @@ def _tuple(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def _integer(name: str, value: Any, low: int, high: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if isinstance(value, bool) or not isinstance(value, int):
         raise PromptError(f"{name}={value!r} is no whole number", _range(name, low, high))
     if value < low or (high is not None and value > high):
         raise PromptError(f"{name}={value} is out of range", _range(name, low, high))
 
 
 def _number(name: str, value: Any, low: float, high: float | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise PromptError(f"{name}={value!r} is no number", _range(name, low, high))
     if not math.isfinite(value) or value < low or (high is not None and value > high):
         raise PromptError(f"{name}={value} is out of range", _range(name, low, high))

@@ -18,6 +18,7 @@ from transformers.generation.logits_process import (
 )
 
 from fivefold.core.errors import PromptError
+from fivefold.engines.serve.filters import draw
 from fivefold.engines.serve.sampler import Sampler
 from fivefold.engines.serve.sampling_params import SamplingParams
 
@@ -215,7 +216,7 @@ def test_logprobs_are_the_models_own_whatever_the_sampling() -> None:
     assert first is not None and second is not None
     assert list(second) == [result.tokens[1]]
     assert second[result.tokens[1]].rank == 1
-    assert list(first)[0] == result.tokens[0]
+    assert next(iter(first)) == result.tokens[0]
     likeliest = expected[0].topk(2).indices.tolist()
     assert set(first) == {result.tokens[0], *likeliest}
     for token, found in first.items():
@@ -249,3 +250,9 @@ def test_logits_that_are_not_numbers_are_refused(temperature: float) -> None:
 def test_ids_outside_the_vocabulary_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(PromptError, match="the vocabulary has 9"):
         sampler([SamplingParams(**given)], 9)
+
+
+def test_the_ends_of_the_unit_interval_draw_a_possible_token() -> None:
+    logits = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]] * 2)
+    ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    assert draw(logits, ends).tolist() == [1, 2]

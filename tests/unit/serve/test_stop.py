@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +23,7 @@ def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | Non
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
     edges = [0, *sorted(min(c, len(text)) for c in cuts), len(text)]
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(edges)]
 
 
 @settings(deadline=None, derandomize=True, max_examples=1500)
