@@ -21,7 +21,11 @@ GLOBAL_EVERY = 6
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
-    """Read a `gemma3_text` config.json."""
+    """Read a `gemma3_text` config.json.
+
+    `attn_logit_softcapping` is Gemma 2's, kept in Gemma 3 configs but applied neither by the
+    published models, where QK norm took its place, nor by transformers: it changes nothing here.
+    """
     given = {k: v for k, v in hf.items() if v is not None}
     shapes = common.shapes({**DEFAULTS, **given})
     kinds = layer_types(hf, shapes["num_layers"]) or _pattern(hf, shapes["num_layers"])
@@ -41,7 +45,6 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         output_bias=bias,
         activation=common.activation(hf, "hidden_activation", "gelu_pytorch_tanh"),
         attention_scale=float(hf.get("query_pre_attn_scalar", 256)) ** -0.5,
-        attention_softcap=hf.get("attn_logit_softcapping"),
         logit_softcap=hf.get("final_logit_softcapping"),
         embedding_scale=shapes["hidden_size"] ** 0.5,
     )
@@ -61,7 +64,6 @@ def export(config: ModelConfig) -> dict[str, Any]:
         "layer_types": kinds,
         "sliding_window": windows[0] if windows else 4096,
         "query_pre_attn_scalar": round(config.scale**-2),
-        "attn_logit_softcapping": config.attention_softcap,
         "final_logit_softcapping": config.logit_softcap,
         "attention_bias": config.qkv_bias,
         "hidden_activation": common.EXPORTED_ACTIVATIONS[config.activation],
