@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 # B batch, H query heads, K key/value heads, Q queries, T keys, E head_dim
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from fivefold.kernels.dispatch import low_precision_gemm_is_native
 
 
 def attention(
@@ -28,11 +32,13 @@ def attention(
         return attention_reference(
             query, key, value, mask=mask, causal=causal, scale=scale, softcap=softcap
         )
+    heads_first = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+    mask = None if mask is None else mask.unsqueeze(1)
+    if not low_precision_gemm_is_native(query.device.type, query.dtype):
+        return _UpcastAttention.apply(*heads_first, mask, causal, scale)[0].transpose(1, 2)
     fused = F.scaled_dot_product_attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        attn_mask=None if mask is None else mask.unsqueeze(1),
+        *heads_first,
+        attn_mask=mask,
         is_causal=causal,
         scale=scale,
         enable_gqa=query.shape[2] != key.shape[2],
@@ -65,3 +71,41 @@ def attention_reference(
         scores = scores.masked_fill(~mask.unsqueeze(1), float("-inf"))
     weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)  # rows that may look nowhere
     return torch.einsum("bhqt,bthe->bqhe", weights, value).to(query.dtype)
+
+
+class _UpcastAttention(torch.autograd.Function):
+    """torch's CPU flash attention in fp32 for low-precision inputs, which are what is saved.
+
+    On CPUs without low-precision matrix instructions its own bf16 backward is 20 times slower.
+    Tensors are [B,H,Q,E] and [B,K,T,E]; `mask` [B or 1,1,Q,T].
+    """
+
+    @staticmethod
+    def forward(
+        query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        wide = (query.float(), key.float(), value.float())
+        output, normaliser = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *wide, 0.0, causal, attn_mask=_additive(mask), scale=scale
+        )
+        return output.to(query.dtype), normaliser
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        query, key, value, mask, ctx.causal, ctx.scale = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(query, key, value, mask, *output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask, output, normaliser = ctx.saved_tensors
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad.float(), query.float(), key.float(), value.float(), output.float(), normaliser,
+            0.0, ctx.causal, attn_mask=_additive(mask), scale=ctx.scale,
+        )  # fmt: skip
+        return *(g.to(query.dtype) for g in grads), None, None, None
+
+
+def _additive(mask: Tensor | None) -> Tensor | None:
+    """Where a query may look, as zeros and minus infinities to add to the scores."""
+    return None if mask is None else torch.where(mask, 0.0, float("-inf"))
