@@ -165,7 +165,7 @@ class Save:
             free = shutil.disk_usage(self.checkpoints).free
             space = f" ({needed:,} bytes needed, {free:,} free)"
         kept = find_latest(self.checkpoints)
-        stays = f"{kept.name} stays the latest" if kept else "there is no earlier one"
+        stays = f"the latest is {kept.name}" if kept else "there is no earlier one"
         mend = "free space there" if cause.errno in _FULL else "make it writable"
         return CheckpointError(
             f"cannot write {cause.filename or self.target}: {cause.strerror}{space}; {stays}",

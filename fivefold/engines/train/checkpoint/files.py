@@ -35,6 +35,7 @@ class HashedFile:
     def write(self, data: bytes | memoryview) -> int:
         """Append `data`. Raises OSError carrying the path."""
         view = memoryview(data).cast("B")
+        self.check()
         try:
             self._files.before("write", self._path)
             self._raw.write(view)
@@ -45,6 +46,11 @@ class HashedFile:
         self._sha256.update(view)
         self._size += len(view)
         return len(view)
+
+    def check(self) -> None:
+        """Raise the OSError of an earlier write, if any failed."""
+        if self.error is not None:
+            raise self.error
 
     def tell(self) -> int:
         """Bytes written so far."""
@@ -72,10 +78,8 @@ class Files:
                 file = HashedFile(raw, path, self)
                 try:
                     yield file
-                except Exception:
-                    if file.error is not None:
-                        raise file.error from None
-                    raise
+                finally:
+                    file.check()
                 self.before("sync", path)
                 raw.flush()
                 os.fsync(raw.fileno())
