@@ -1,0 +1,1 @@
+"""WHERE a model runs. `apply` is the one place that fixes the order of composition."""
