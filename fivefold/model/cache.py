@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fivefold.kernels.attention import attention
 from fivefold.model.attention_backend import causal_mask
@@ -45,6 +46,19 @@ class KVCache:
     def truncate(self, lengths: Sequence[int]) -> None:
         """Forget what is beyond `lengths`."""
         self.lengths = list(lengths)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but these, which take the places 0, 1, ..."""
+        self.keys = [key[list(rows)] for key in self.keys]
+        self.values = [value[list(rows)] for value in self.values]
+        self.lengths = [self.lengths[row] for row in rows]
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` tokens a row, keeping what is held."""
+        more = (0, 0, 0, 0, 0, max(0, capacity - self.capacity))
+        self.keys = [pad(key, more) for key in self.keys]
+        self.values = [pad(value, more) for value in self.values]
+        self.capacity = max(self.capacity, capacity)
 
 
 class CachedAttention:

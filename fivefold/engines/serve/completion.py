@@ -1,0 +1,60 @@
+"""What a request gives back: pieces while it runs, and the whole at its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fivefold.engines.serve.sampler import Logprob
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds from the moment the request's batch started."""
+
+    ttft_seconds: float
+    """Until the first token: reading the prompt, mostly."""
+    seconds: float
+    """Until the last token."""
+    completion_tokens: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Rate of decoding: tokens after the first, over the time after the first."""
+        if self.completion_tokens < 2:
+            return self.completion_tokens / self.seconds
+        return (self.completion_tokens - 1) / (self.seconds - self.ttft_seconds)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One more token of a streamed answer."""
+
+    text: str
+    """Text that is now certain; empty while a character or a stop string may be in the making."""
+    token_id: int
+    logprobs: dict[int, Logprob] | None
+    finish_reason: FinishReason | None
+    """Set with the last token."""
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The answer to one prompt.
+
+    `token_ids` has all tokens that were produced, an ending end-of-sequence token included;
+    `text` leaves that one and the stop string out. `logprobs` has one {token id: Logprob} a
+    token, the produced one first, or is None when none were asked for.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    """The stop string or the token id that ended the answer."""
+    prompt_tokens: int
+    timings: Timings

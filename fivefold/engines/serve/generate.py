@@ -1,0 +1,131 @@
+"""Text from a decoder: batches of prompts at once, or one prompt streamed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from fivefold.core.errors import PromptError
+from fivefold.engines.serve.completion import Completion, Delta
+from fivefold.engines.serve.request import Request
+from fivefold.engines.serve.runner import CACHE_STEP, ModelRunner
+from fivefold.engines.serve.sampler import Sampler
+from fivefold.engines.serve.sampling_params import SamplingParams
+from fivefold.model.decoder import Decoder
+from fivefold.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+class Generator:
+    """Generates with one decoder.
+
+    `tokenizer` may be None when prompts are token ids and no text is wanted. `max_batch` prompts
+    run together at most; longer lists run in groups of like length.
+    """
+
+    def __init__(
+        self, decoder: Decoder, tokenizer: Tokenizer | None, *, max_batch: int = 32
+    ) -> None:
+        self.config = decoder.config
+        self.tokenizer = tokenizer
+        self.max_batch = max_batch
+        self.runner = ModelRunner(decoder)
+        known = () if tokenizer is None else tokenizer.eos_ids
+        self.end_tokens = tuple(dict.fromkeys((*self.config.eos_token_ids, *known)))
+
+    def generate(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams]
+    ) -> list[Completion]:
+        """Answers in the order of the prompts; `params` is one for all, or one each.
+
+        Raises PromptError for a prompt that does not fit the context, before any work.
+        """
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise PromptError(
+                f"{len(prompts)} prompts, but {len(each)} sampling parameters",
+                "give one for all, or one each",
+            )
+        requests = [self._request(p, q) for p, q in zip(prompts, each, strict=True)]
+        longest_first = sorted(requests, key=lambda r: len(r.prompt), reverse=True)
+        for start in range(0, len(requests), self.max_batch):
+            for _ in self._run(longest_first[start : start + self.max_batch]):
+                pass
+        return [request.completion() for request in requests]
+
+    def stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[Delta]:
+        """The answer token by token. Raises PromptError here, not at the first token."""
+        request = self._request(prompt, params)
+        return (deltas[0] for deltas in self._run([request]))
+
+    def _run(self, requests: list[Request]) -> Iterator[list[Delta]]:
+        """Step the batch until every request has ended; one list of deltas a step."""
+        started = time.perf_counter()
+        sampler = Sampler(
+            [r.params for r in requests],
+            [r.prompt for r in requests],
+            vocab_size=self.config.vocab_size,
+            end_tokens=self.end_tokens,
+            device=self.runner.device,
+        )
+        room = max(len(r.prompt) + min(r.limit, CACHE_STEP) for r in requests)
+        cache = self.runner.new_cache(len(requests), room)
+        logits = self.runner.prefill(cache, [r.prompt for r in requests])
+        while True:
+            sampled = sampler.sample(logits)
+            elapsed = time.perf_counter() - started
+            yield [
+                request.accept(token, logprobs, elapsed)
+                for request, token, logprobs in zip(
+                    requests, sampled.tokens, sampled.logprobs, strict=True
+                )
+            ]
+            running = [row for row, r in enumerate(requests) if r.finish_reason is None]
+            if not running:
+                return
+            if len(running) < len(requests):
+                requests = [requests[row] for row in running]
+                sampler.keep(running)
+                cache.keep(running)
+            logits = self.runner.decode(cache, [r.token_ids[-1] for r in requests])
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        ids = self._encode(prompt)
+        context = self.config.max_positions
+        if len(ids) >= context:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, but the model's context is {context}"
+                " with at least one token to produce",
+                "shorten the prompt",
+            )
+        if self.tokenizer is None and params.stops:
+            raise PromptError("stop strings need a tokenizer", "use stop_token_ids")
+        limit = min(params.max_new_tokens, context - len(ids))
+        return Request(ids, params, limit, self.end_tokens, self.tokenizer)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            ids = [int(token) for token in prompt]
+        elif self.tokenizer is None:
+            raise PromptError("a text prompt needs a tokenizer", "give token ids")
+        else:
+            ids = self.tokenizer.encode(prompt)
+        wrong = next((t for t in ids if not 0 <= t < self.config.vocab_size), None)
+        if wrong is not None:
+            raise PromptError(
+                f"the prompt has token {wrong}, but the vocabulary has {self.config.vocab_size}",
+                "use the tokenizer that belongs to the model",
+            )
+        return ids or [self._beginning()]
+
+    def _beginning(self) -> int:
+        """What stands for an empty prompt."""
+        known = None if self.tokenizer is None else self.tokenizer.bos_id
+        beginning = known if known is not None else self.config.bos_token_id
+        if beginning is None:
+            raise PromptError(
+                "the prompt is empty and the model has no beginning-of-sequence token",
+                "give a prompt",
+            )
+        return beginning
