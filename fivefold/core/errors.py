@@ -56,9 +56,9 @@ class PromptError(FivefoldError):
 class MissingExtraError(FivefoldError):
     """An optional dependency that is not installed."""
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
+    def __init__(self, package: str, extra: str, purpose: str, mend: str = "") -> None:
         super().__init__(
-            f"{purpose} needs the package {package!r}", f"pip install 'fivefold[{extra}]'"
+            f"{purpose} needs the package {package!r}", mend or f"pip install 'fivefold[{extra}]'"
         )
 
 

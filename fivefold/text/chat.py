@@ -96,7 +96,7 @@ class _Generation(jinja2.ext.Extension):
 class _TemplateNamespace(jinja2.utils.Namespace):
     """A namespace that stores no `_names`: a template gets no hold of Python's insides."""
 
-    def __init__(*args: Any, **named: Any) -> None:  # noqa: N805 (so that `self=` may be a name)
+    def __init__(*args: Any, **named: Any) -> None:
         jinja2.utils.Namespace.__init__(*args, **named)
         for name in dict(*args[1:], **named):
             _check_attribute(name)
