@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fivefold.core.errors import WeightsError
 from fivefold.weights.source import ModelSource
 
