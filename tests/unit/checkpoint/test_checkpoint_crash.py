@@ -99,7 +99,7 @@ def test_a_disk_that_fills_while_writing(tiny_disk: Path) -> None:
 
     files = Watched(at=6, act=fill)
     with pytest.raises(
-        CheckpointError, match="No space left on device .* the latest is step-00000001"
+        CheckpointError, match=r"No space left on device .* the latest is step-00000001"
     ):
         make_checkpointer(tiny_disk, files=files).save(make_state(2))
     (tiny_disk / "other").unlink()
@@ -162,5 +162,5 @@ def test_an_error_at_each_file_operation(memory: Path, asynchronous: bool) -> No
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
-    with pytest.raises(CheckpointError, match="cannot write .*checkpoints"):
+    with pytest.raises(CheckpointError, match=r"cannot write .*checkpoints"):
         make_checkpointer(tmp_path / "checkpoints").save(make_state(1))

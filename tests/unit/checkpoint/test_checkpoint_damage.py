@@ -205,14 +205,16 @@ def test_any_flipped_bit_is_noticed(
 def test_a_tensor_that_was_not_saved_is_named(saved: Path) -> None:
     state = blank_state()
     state.tensors["model/layers.0.weight"] = torch.zeros(2)
-    with pytest.raises(CheckpointError, match="holds no tensor model/layers.0.weight; resume with"):
+    with pytest.raises(
+        CheckpointError, match=r"holds no tensor model/layers.0.weight; resume with"
+    ):
         load(saved, state)
 
 
 def test_a_tensor_that_the_run_lacks_is_named(saved: Path) -> None:
     state = blank_state()
     del state.tensors["model/norm.weight"]
-    with pytest.raises(CheckpointError, match="holds model/norm.weight, which this run has not"):
+    with pytest.raises(CheckpointError, match=r"holds model/norm.weight, which this run has not"):
         load(saved, state)
 
 
@@ -225,7 +227,7 @@ def test_another_shape_or_dtype_is_named(saved: Path) -> None:
     ):
         load(saved, state)
     state.tensors["model/embedding.weight"] = torch.zeros(40, 16, dtype=torch.bfloat16)
-    with pytest.raises(CheckpointError, match="this run has .* bfloat16"):
+    with pytest.raises(CheckpointError, match=r"this run has .* bfloat16"):
         load(saved, state)
 
 
