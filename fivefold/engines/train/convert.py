@@ -11,7 +11,8 @@ from fivefold.core.errors import TokenizerError, WeightsError
 from fivefold.engines.train.checkpoint.checkpointer import Checkpointer, TrainState
 from fivefold.text.tokenizer import Tokenizer
 from fivefold.weights.model_files import write_model_files
-from fivefold.weights.open import ModelSource, load_decoder, open_source
+from fivefold.weights.open import load_decoder, open_source
+from fivefold.weights.source import ModelSource
 from fivefold.weights.save import save_huggingface
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

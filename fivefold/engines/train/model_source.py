@@ -10,7 +10,8 @@ from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Decoder
 from fivefold.model.families import parse_config
 from fivefold.text.tokenizer import Tokenizer
-from fivefold.weights.open import ModelSource, load_decoder, open_source
+from fivefold.weights.open import load_decoder, open_source
+from fivefold.weights.source import ModelSource
 
 
 def read_model_config(section: ModelSection) -> ModelConfig:
