@@ -11,6 +11,7 @@ from fivefold.engines.serve.request import Request
 from fivefold.engines.serve.runner import CACHE_STEP, ModelRunner
 from fivefold.engines.serve.sampler import Sampler
 from fivefold.engines.serve.sampling_params import SamplingParams
+from fivefold.model.cache import KVCache
 from fivefold.model.decoder import Decoder
 from fivefold.text.tokenizer import Tokenizer
 
@@ -47,20 +48,25 @@ class Generator:
                 f"{len(prompts)} prompts, but {len(each)} sampling parameters",
                 "give one for all, or one each",
             )
-        requests = [self._request(p, q) for p, q in zip(prompts, each, strict=True)]
+        requests = [self.request(p, q) for p, q in zip(prompts, each, strict=True)]
         longest_first = sorted(requests, key=lambda r: len(r.prompt), reverse=True)
         for start in range(0, len(requests), self.max_batch):
-            for _ in self._run(longest_first[start : start + self.max_batch]):
+            batch = longest_first[start : start + self.max_batch]
+            for _ in self.run(batch, self.runner.new_cache(len(batch), room_for(batch))):
                 pass
         return [request.completion() for request in requests]
 
     def stream(self, prompt: Prompt, params: SamplingParams) -> Iterator[Delta]:
         """The answer token by token. Raises PromptError here, not at the first token."""
-        request = self._request(prompt, params)
-        return (deltas[0] for deltas in self._run([request]))
+        request = self.request(prompt, params)
+        cache = self.runner.new_cache(1, room_for([request]))
+        return (deltas[0] for deltas in self.run([request], cache))
 
-    def _run(self, requests: list[Request]) -> Iterator[list[Delta]]:
-        """Step the batch until every request has ended; one list of deltas a step."""
+    def run(self, requests: list[Request], cache: KVCache) -> Iterator[list[Delta]]:
+        """Step a batch until every request has ended; one list of deltas a step.
+
+        Row i of `cache` is request i and may hold the beginning of its prompt already.
+        """
         started = time.perf_counter()
         sampler = Sampler(
             [r.params for r in requests],
@@ -69,9 +75,9 @@ class Generator:
             end_tokens=self.end_tokens,
             device=self.runner.device,
         )
-        room = max(len(r.prompt) + min(r.limit, CACHE_STEP) for r in requests)
-        cache = self.runner.new_cache(len(requests), room)
-        logits = self.runner.prefill(cache, [r.prompt for r in requests])
+        logits = self.runner.prefill(
+            cache, [r.prompt[held:] for r, held in zip(requests, cache.lengths, strict=True)]
+        )
         while True:
             sampled = sampler.sample(logits)
             elapsed = time.perf_counter() - started
@@ -90,7 +96,8 @@ class Generator:
                 cache.keep(running)
             logits = self.runner.decode(cache, [r.token_ids[-1] for r in requests])
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        """A prompt ready to run. Raises PromptError for one that this model cannot take."""
         ids = self._encode(prompt)
         context = self.config.max_positions
         if len(ids) >= context:
@@ -129,3 +136,8 @@ class Generator:
                 "give a prompt",
             )
         return beginning
+
+
+def room_for(requests: Sequence[Request]) -> int:
+    """Tokens of cache a row to begin with; it grows when answers are long."""
+    return max(len(r.prompt) + min(r.limit, CACHE_STEP) for r in requests)

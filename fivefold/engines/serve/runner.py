@@ -31,9 +31,7 @@ class ModelRunner:
     @torch.inference_mode()
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for `batch` rows."""
-        return KVCache(
-            self.decoder.config, batch, capacity, dtype=self.dtype, device=self.device
-        )
+        return KVCache(self.decoder.config, batch, capacity, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
     def prefill(self, cache: KVCache, prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -43,7 +41,9 @@ class ModelRunner:
         """
         lengths = [len(prompt) for prompt in prompts]
         longest = max(lengths)
-        tokens = torch.tensor([[*p, *[0] * (longest - len(p))] for p in prompts], device=self.device)
+        tokens = torch.tensor(
+            [[*p, *[0] * (longest - len(p))] for p in prompts], device=self.device
+        )
         last = torch.tensor(lengths, device=self.device) - 1
         width = max(1, PREFILL_TOKENS // len(prompts))
         ends = torch.empty(0)
