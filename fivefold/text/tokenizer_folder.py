@@ -124,9 +124,7 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"{path} is no JSON: {error}", "copy it again from the model's origin"
         ) from None
     if not isinstance(value, dict):
-        raise TokenizerError(
-            f"{path} is not a JSON object", "copy it again from the model's origin"
-        )
+        raise TokenizerError(f"{path} is no JSON object", "copy it again from the model's origin")
     return value
 
 
