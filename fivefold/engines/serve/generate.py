@@ -9,7 +9,7 @@ from fivefold.core.errors import PromptError
 from fivefold.engines.serve.completion import Completion, Delta
 from fivefold.engines.serve.request import Request
 from fivefold.engines.serve.runner import CACHE_STEP, ModelRunner
-from fivefold.engines.serve.sampler import Sampler
+from fivefold.engines.serve.sampler import Sampler, check_ids
 from fivefold.engines.serve.sampling_params import SamplingParams
 from fivefold.model.cache import KVCache
 from fivefold.model.decoder import Decoder
@@ -108,6 +108,7 @@ class Generator:
             )
         if self.tokenizer is None and params.stops:
             raise PromptError("stop strings need a tokenizer", "use stop_token_ids")
+        check_ids(params, self.config.vocab_size)
         limit = min(params.max_new_tokens, context - len(ids))
         return Request(ids, params, limit, self.end_tokens, self.tokenizer)
 

@@ -16,6 +16,7 @@ not cover, and tests hold it to the modules.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +63,7 @@ class LoweredDecoder:
         self.decoder = decoder
         self.norm = LoweredNorm.of(decoder.norm)
         self.layers = [
-            LoweredBlock.of(block, decoder.config, index)
+            LoweredBlock.of(cast(Block, block), decoder.config, index)
             for index, block in enumerate(decoder.layers)
         ]
 
@@ -89,11 +90,14 @@ class LoweredNorm:
     eps: float
 
     @classmethod
-    def of(cls, norm: nn.Module) -> LoweredNorm | None:
-        """None for an absent (identity) norm."""
-        if not isinstance(norm, RMSNorm):
-            return None
+    def of(cls, norm: RMSNorm) -> LoweredNorm:
+        """The norm with its weight as it is now."""
         return cls(norm.weight.detach().float() + norm.offset, norm.eps)
+
+    @classmethod
+    def of_optional(cls, norm: nn.Module) -> LoweredNorm | None:
+        """None for an absent norm, which is an identity."""
+        return cls.of(norm) if isinstance(norm, RMSNorm) else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[...,D] to the same, computed in fp32 and rounded once."""
@@ -124,22 +128,19 @@ class LoweredBlock:
     def of(cls, block: Block, config: ModelConfig, index: int) -> LoweredBlock:
         """Pack one block's projections."""
         attention, feed_forward = block.attention, block.feed_forward
-        norms = {
-            "attention_norm": block.attention_norm,
-            "query_norm": attention.query_norm,
-            "key_norm": attention.key_norm,
-            "attention_post_norm": block.attention_post_norm,
-            "feed_forward_norm": block.feed_forward_norm,
-            "feed_forward_post_norm": block.feed_forward_post_norm,
-        }
         return cls(
             index=index,
             config=config,
+            attention_norm=LoweredNorm.of(block.attention_norm),
             query_key_value=pack(attention.query, attention.key, attention.value),
+            query_norm=LoweredNorm.of_optional(attention.query_norm),
+            key_norm=LoweredNorm.of_optional(attention.key_norm),
             output=pack(attention.output),
+            attention_post_norm=LoweredNorm.of_optional(block.attention_post_norm),
+            feed_forward_norm=LoweredNorm.of(block.feed_forward_norm),
             gate_up=pack(feed_forward.gate, feed_forward.up),
             down=pack(feed_forward.down),
-            **{name: LoweredNorm.of(norm) for name, norm in norms.items()},  # type: ignore[arg-type]
+            feed_forward_post_norm=LoweredNorm.of_optional(block.feed_forward_post_norm),
         )
 
     def step(self, hidden: Tensor, view: DecodeView) -> Tensor:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ def pack(*projections: Projection) -> tuple[Tensor, Tensor | None]:
     return weight, _pack(biases) if biases else None
 
 
-def _pack(parameters: list[torch.nn.Parameter]) -> Tensor:
+def _pack(parameters: Sequence[Tensor]) -> Tensor:
     first = parameters[0].data
     if len(parameters) == 1:
         return first
@@ -34,7 +36,7 @@ def _pack(parameters: list[torch.nn.Parameter]) -> Tensor:
     return packed
 
 
-def _adjacent(parameters: list[torch.nn.Parameter]) -> bool:
+def _adjacent(parameters: Sequence[Tensor]) -> bool:
     """Whether each parameter begins where the one before ends, in one storage."""
     storage = parameters[0].untyped_storage().data_ptr()
     end = parameters[0].data_ptr()

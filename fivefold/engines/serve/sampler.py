@@ -67,7 +67,7 @@ class Sampler:
         self.steps = [0] * len(params)
         self.seeds = [fresh_seed() if p.seed is None else p.seed for p in params]
         for p in params:
-            _check_ids(p, vocab_size)
+            check_ids(p, vocab_size)
         self.endings = [
             torch.tensor(sorted({*end_tokens, *p.stop_token_ids}), device=self.device)
             for p in params
@@ -195,7 +195,8 @@ def _refuse_not_numbers(logits: Tensor, chosen: Tensor) -> None:
         )
 
 
-def _check_ids(params: SamplingParams, vocab_size: int) -> None:
+def check_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raise PromptError for token ids in a request that the vocabulary does not have."""
     for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
         for token in ids:
             if token >= vocab_size:
