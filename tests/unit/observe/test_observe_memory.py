@@ -1,0 +1,36 @@
+"""Memory as the kernel counts it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+
+from fivefold.observe.memory import memory_bytes, peak_resident_bytes, resident_bytes
+
+BLOCK = 96 * 2**20
+ROUNDING = 2 * 2**20  # the kernel counts pages for each thread, and adds them up now and then
+
+
+def test_the_peak_follows_an_allocation_and_stays() -> None:
+    # Fill up to the peak so far first: earlier tests may have held more than they do now.
+    filler = np.ones(max(0, peak_resident_bytes() - resident_bytes()), np.uint8)
+    before = memory_bytes("cpu")
+    block = np.ones(BLOCK, np.uint8)
+    during = memory_bytes("cpu")
+    assert during - before > 0.9 * BLOCK
+    assert resident_bytes() > 0.9 * (BLOCK + filler.size)
+    del block, filler
+    assert memory_bytes("cpu") >= during - ROUNDING
+    assert resident_bytes() < during
+
+
+def test_a_child_does_not_report_its_parents_size() -> None:
+    """`ru_maxrss` would: it is carried through fork and exec."""
+    block = np.ones(1200 * 2**20, np.uint8)
+    code = "from fivefold.observe.memory import peak_resident_bytes as p; print(p())"
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert int(printed.stdout) < block.size < peak_resident_bytes()
