@@ -17,16 +17,45 @@ from torch import Tensor
 class Scaling(Protocol):
     """What this module needs to know; `model.config.RopeConfig` is one."""
 
-    theta: float
-    kind: str
-    factor: float
-    original_positions: int | None
-    low_freq_factor: float
-    high_freq_factor: float
-    beta_fast: float
-    beta_slow: float
-    attention_factor: float | None
-    truncate: bool
+    @property
+    def theta(self) -> float:
+        """Base of the periods."""
+
+    @property
+    def kind(self) -> str:
+        """default, linear, dynamic, llama3 or yarn."""
+
+    @property
+    def factor(self) -> float:
+        """Context length over the original one."""
+
+    @property
+    def original_positions(self) -> int | None:
+        """Context length before scaling; None: the model's."""
+
+    @property
+    def low_freq_factor(self) -> float:
+        """llama3."""
+
+    @property
+    def high_freq_factor(self) -> float:
+        """llama3."""
+
+    @property
+    def beta_fast(self) -> float:
+        """yarn."""
+
+    @property
+    def beta_slow(self) -> float:
+        """yarn."""
+
+    @property
+    def attention_factor(self) -> float | None:
+        """yarn: scale of cos and sin; None: 0.1 ln(factor) + 1."""
+
+    @property
+    def truncate(self) -> bool:
+        """yarn: round the correction range to whole dims."""
 
 
 def rope_tables(
@@ -47,24 +76,23 @@ def inverse_frequencies(
 ) -> tuple[Tensor, float]:
     """Radians per position [F], and the factor on cos and sin (YaRN's; 1 otherwise)."""
     exponents = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
+    periods = scaling.theta**exponents
     original = scaling.original_positions or max_positions
     match scaling.kind:
         case "default":
-            return scaling.theta**-exponents, 1.0
+            return 1.0 / periods, 1.0
         case "linear":
-            return 1.0 / (scaling.theta**exponents) / scaling.factor, 1.0
+            return 1.0 / periods / scaling.factor, 1.0
         case "dynamic":
-            length = (positions.max() + 1).clamp(min=original).float()
-            stretch = scaling.factor * length / original - (scaling.factor - 1)
-            base = scaling.theta * stretch ** (head_dim / (head_dim - 2))
-            return 1.0 / (base**exponents), 1.0
+            theta = _dynamic_theta(positions, scaling, head_dim, max_positions)
+            return 1.0 / theta**exponents, 1.0
         case "llama3":
-            return _llama3(1.0 / (scaling.theta**exponents), scaling, original), 1.0
+            return _llama3(1.0 / periods, scaling, original), 1.0
         case "yarn":
             amplitude = scaling.attention_factor
             if amplitude is None:
                 amplitude = 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
-            return _yarn(scaling.theta**exponents, scaling, head_dim, original), amplitude
+            return _yarn(periods, scaling, head_dim, original), amplitude
     raise ValueError(f"unknown rope scaling {scaling.kind!r}")
 
 
@@ -79,6 +107,15 @@ def apply_rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     turn = torch.complex(cos.double(), sin.double()).unsqueeze(2)
     turned = torch.complex(first, second) * turn
     return torch.cat((turned.real, turned.imag), dim=-1).to(x.dtype)
+
+
+def _dynamic_theta(
+    positions: Tensor, scaling: Scaling, head_dim: int, max_positions: int
+) -> Tensor:
+    """A base that grows with the longest row once that is beyond the context length."""
+    length = (positions.max() + 1).clamp(min=max_positions).float()
+    stretch = scaling.factor * length / max_positions - (scaling.factor - 1)
+    return scaling.theta * stretch ** (head_dim / (head_dim - 2))
 
 
 def _llama3(frequencies: Tensor, scaling: Scaling, original: int) -> Tensor:

@@ -37,7 +37,7 @@ class CausalAttention:
     """One document a row, from its first token on."""
 
     def __init__(self) -> None:
-        self._masks: dict[int, Tensor] = {}
+        self._masks: dict[tuple[int, int], Tensor] = {}
 
     def __call__(
         self,
@@ -54,10 +54,10 @@ class CausalAttention:
         length = query.shape[1]
         mask = None
         if window is not None and window < length:
-            if window not in self._masks:
+            if (window, length) not in self._masks:
                 places = torch.arange(length, device=query.device).unsqueeze(0)
-                self._masks[window] = causal_mask(places, places, window)
-            mask = self._masks[window]
+                self._masks[window, length] = causal_mask(places, places, window)
+            mask = self._masks[window, length]
         return attention(
             query, key, value, mask=mask, causal=mask is None, scale=scale, softcap=softcap
         )

@@ -28,7 +28,9 @@ def parse_config(hf: Mapping[str, Any]) -> ModelConfig:
     a setting that the decoder does not have.
     """
     if hf.get("model_type") == "gemma3" and isinstance(hf.get("text_config"), Mapping):
-        hf = {"model_type": "gemma3_text", **hf["text_config"]}
+        # Token ids may stand beside the text's own settings.
+        outside = {key: value for key, value in hf.items() if key.endswith("_token_id")}
+        hf = {**outside, "model_type": "gemma3_text", **hf["text_config"]}
     family = hf.get("model_type")
     if not isinstance(family, str):
         raise WeightsError("the model's config has no `model_type`", "is it a config.json?")

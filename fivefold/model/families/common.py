@@ -7,43 +7,29 @@ from typing import Any
 
 from fivefold.core.errors import WeightsError, nearest
 from fivefold.model.config import ModelConfig, RopeConfig
+from fivefold.model.families import fields
+from fivefold.model.families.fields import required
 
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 EXPORTED_ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
-
-
-def required(hf: Mapping[str, Any], field: str) -> int:
-    """A positive whole number that config.json must have."""
-    if hf.get(field) is None:
-        raise WeightsError(
-            f"the {hf['model_type']} config has no `{field}`", "add it to the model's config"
-        )
-    value = hf[field]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise WeightsError(
-            f"`{field}` of the model's config is {value!r}", "use a whole number >= 1"
-        )
-    return value
 
 
 def shapes(hf: Mapping[str, Any]) -> dict[str, Any]:
     """ModelConfig's shape fields. Raises WeightsError where they do not fit together."""
     hidden, heads = required(hf, "hidden_size"), required(hf, "num_attention_heads")
-    kv_heads = (
-        heads if hf.get("num_key_value_heads") is None else required(hf, "num_key_value_heads")
-    )
+    kv_heads = fields.whole(hf, "num_key_value_heads") or heads
     if heads % kv_heads:
         raise WeightsError(
             f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}",
             "each key/value head serves a whole number of query heads",
         )
-    if hf.get("head_dim") is None and hidden % heads:
+    head_dim = fields.whole(hf, "head_dim")
+    if head_dim is None and hidden % heads:
         raise WeightsError(
             f"hidden_size={hidden} is not a multiple of num_attention_heads={heads}",
             "set head_dim, or mend one of them",
         )
-    head_dim = hidden // heads if hf.get("head_dim") is None else required(hf, "head_dim")
+    head_dim = head_dim or hidden // heads
     if head_dim % 2:
         raise WeightsError(f"head_dim={head_dim} is odd", "rotary positions turn pairs of dims")
     return {
@@ -56,10 +42,11 @@ def shapes(hf: Mapping[str, Any]) -> dict[str, Any]:
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
         "max_positions": required(hf, "max_position_embeddings"),
-        "initializer_range": float(hf.get("initializer_range", 0.02)),
-        "bos_token_id": _first(hf.get("bos_token_id")),
-        "eos_token_ids": _all(hf.get("eos_token_id")),
-        "pad_token_id": _first(hf.get("pad_token_id")),
+        "norm_eps": fields.number(hf, "rms_norm_eps", 1e-6),
+        "initializer_range": fields.number(hf, "initializer_range", 0.02),
+        "bos_token_id": fields.first_token(hf, "bos_token_id"),
+        "eos_token_ids": fields.tokens(hf, "eos_token_id"),
+        "pad_token_id": fields.first_token(hf, "pad_token_id"),
     }
 
 
@@ -74,27 +61,51 @@ def activation(hf: Mapping[str, Any], field: str, default: str) -> Any:
 def rope(hf: Mapping[str, Any], default_theta: float = 10_000.0) -> RopeConfig:
     """Rotary settings in the spelling of transformers 4 or 5."""
     settings = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-    theta = settings.get("rope_theta", hf.get("rope_theta"))
-    return parse_rope(settings, default_theta if theta is None else theta)
-
-
-def parse_rope(settings: Mapping[str, Any], theta: float) -> RopeConfig:
-    """One `rope_parameters` or `rope_scaling` mapping."""
-    kind = settings.get("rope_type") or settings.get("type") or "default"
-    if kind not in ROPE_KINDS:
-        raise WeightsError(f"rope scaling {kind!r} is not covered", nearest(str(kind), ROPE_KINDS))
-    if kind != "default" and settings.get("factor") is None:
-        raise WeightsError(f"rope scaling {kind!r} has no `factor`", "add it to the model's config")
-    if settings.get("partial_rotary_factor", 1.0) != 1.0 or settings.get("mscale") is not None:
+    if not isinstance(settings, Mapping):
         raise WeightsError(
-            "partial rotary embedding and mscale are not covered", "use a family that is"
+            f"the rope settings of the model's config are {settings!r}", "use a mapping, or null"
         )
+    # Some configs say beside the settings what belongs in them; transformers lets that win.
+    outside = ("original_max_position_embeddings", "partial_rotary_factor")
+    beside = {field: hf[field] for field in outside if hf.get(field) is not None}
+    return parse_rope({**settings, **beside}, fields.number(hf, "rope_theta", default_theta))
+
+
+def parse_rope(settings: Mapping[str, Any], default_theta: float) -> RopeConfig:
+    """One `rope_parameters` or `rope_scaling` mapping."""
+    kind: Any = settings.get("rope_type") or settings.get("type") or "default"
+    if kind not in _ROPE_FIELDS:
+        raise WeightsError(
+            f"rope scaling {kind!r} is not covered", nearest(str(kind), _ROPE_FIELDS)
+        )
+    partial = settings.get("partial_rotary_factor", 1.0) != 1.0
+    for foreign in ("mscale", "mscale_all_dim", *(["partial_rotary_factor"] * partial)):
+        if settings.get(foreign) is not None:
+            raise WeightsError(
+                f"rope setting {foreign}={settings[foreign]!r} is not covered",
+                "use a model without it",
+            )
+    for field in _NEEDED[kind]:
+        if settings.get(field) is None:
+            raise WeightsError(
+                f"rope scaling {kind!r} has no `{field}`", "add it to the model's config"
+            )
     given = {
-        ours: settings[theirs]
-        for ours, theirs in _ROPE_FIELDS.items()
+        ours: _rope_value(settings, theirs)
+        for ours, theirs in _ROPE_FIELDS[kind].items()
         if settings.get(theirs) is not None
     }
-    return RopeConfig(theta=float(theta), kind=kind, **given)
+    return RopeConfig(
+        theta=fields.number(settings, "rope_theta", default_theta), kind=kind, **given
+    )
+
+
+def _rope_value(settings: Mapping[str, Any], field: str) -> Any:
+    if field == "truncate":
+        return fields.flag(settings, field)
+    if field == "original_max_position_embeddings":
+        return fields.whole(settings, field)
+    return fields.positive(field, settings[field])
 
 
 def export_shapes(config: ModelConfig, architecture: str) -> dict[str, Any]:
@@ -129,37 +140,35 @@ def export_scaling(config: RopeConfig) -> dict[str, Any] | None:
     """A `rope_scaling` mapping; None for plain rotary positions."""
     if config.kind == "default":
         return None
-    scaling: dict[str, Any] = {"rope_type": config.kind, "factor": config.factor}
-    wanted = {
-        "linear": (),
-        "dynamic": (),
-        "llama3": ("low_freq_factor", "high_freq_factor"),
-        "yarn": ("beta_fast", "beta_slow", "attention_factor", "truncate"),
-    }[config.kind]
-    for ours in (*wanted, "original_positions"):
-        value = getattr(config, ours)
-        if value is not None:
-            scaling[_ROPE_FIELDS[ours]] = value
-    return scaling
+    values = {theirs: getattr(config, ours) for ours, theirs in _ROPE_FIELDS[config.kind].items()}
+    return {"rope_type": config.kind, **{k: v for k, v in values.items() if v is not None}}
 
 
-_ROPE_FIELDS = {
-    "factor": "factor",
-    "original_positions": "original_max_position_embeddings",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow",
-    "attention_factor": "attention_factor",
-    "truncate": "truncate",
+_ORIGINAL = {"original_positions": "original_max_position_embeddings"}
+# The settings that each kind reads: RopeConfig's name to config.json's.
+_ROPE_FIELDS: dict[str, dict[str, str]] = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "dynamic": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        **_ORIGINAL,
+    },
+    "yarn": {
+        "factor": "factor",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "attention_factor": "attention_factor",
+        "truncate": "truncate",
+        **_ORIGINAL,
+    },
 }
-
-
-def _first(value: Any) -> int | None:
-    return _all(value)[0] if _all(value) else None
-
-
-def _all(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list | tuple) else (int(value),)
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fivefold.core.errors import WeightsError
 from fivefold.model.config import ModelConfig, RopeConfig
-from fivefold.model.families import common
+from fivefold.model.families import common, fields
 from fivefold.model.families.windows import FULL, SLIDING, layer_types
 
 # What transformers assumes for fields that published Gemma 3 configs leave out.
@@ -18,6 +19,8 @@ DEFAULTS = {
     "max_position_embeddings": 131_072,
 }
 GLOBAL_EVERY = 6
+GLOBAL_THETA = 1_000_000.0
+LOCAL_THETA = 10_000.0
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
@@ -26,26 +29,31 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
     `attn_logit_softcapping` is Gemma 2's, kept in Gemma 3 configs but applied neither by the
     published models, where QK norm took its place, nor by transformers: it changes nothing here.
     """
+    if fields.flag(hf, "use_bidirectional_attention"):
+        raise WeightsError(
+            "a Gemma 3 that attends in both directions is not covered",
+            "use one that generates text",
+        )
     given = {k: v for k, v in hf.items() if v is not None}
     shapes = common.shapes({**DEFAULTS, **given})
     kinds = layer_types(hf, shapes["num_layers"]) or _pattern(hf, shapes["num_layers"])
     ropes = _ropes(hf)
-    window = hf.get("sliding_window", 4096)
-    bias = bool(hf.get("attention_bias", False))
+    window = fields.required({"sliding_window": 4096, **hf}, "sliding_window")
+    per_head = fields.whole(hf, "query_pre_attn_scalar") or 256
+    bias = fields.flag(hf, "attention_bias")
     return ModelConfig(
         **shapes,
         windows=tuple(window if kind == SLIDING else None for kind in kinds),
         ropes=tuple(ropes[kind] for kind in kinds),
-        norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
         norm_offset=1.0,
         post_norms=True,
         qk_norm=True,
-        tie_embeddings=bool(hf.get("tie_word_embeddings", True)),
+        tie_embeddings=fields.flag(hf, "tie_word_embeddings", default=True),
         qkv_bias=bias,
         output_bias=bias,
         activation=common.activation(hf, "hidden_activation", "gelu_pytorch_tanh"),
-        attention_scale=float(hf.get("query_pre_attn_scalar", 256)) ** -0.5,
-        logit_softcap=hf.get("final_logit_softcapping"),
+        attention_scale=per_head**-0.5,
+        logit_softcap=fields.optional_number(hf, "final_logit_softcapping"),
         embedding_scale=shapes["hidden_size"] ** 0.5,
     )
 
@@ -55,12 +63,12 @@ def export(config: ModelConfig) -> dict[str, Any]:
     kinds = [FULL if window is None else SLIDING for window in config.windows]
     ropes = dict(zip(kinds, config.ropes, strict=True))
     windows = [w for w in config.windows if w is not None]
-    whole = ropes.get(FULL, RopeConfig(theta=1_000_000.0))
+    whole = ropes.get(FULL, RopeConfig(theta=GLOBAL_THETA))
     return {
         **common.export_shapes(config, "Gemma3ForCausalLM"),
         "rope_theta": whole.theta,
         "rope_scaling": common.export_scaling(whole),
-        "rope_local_base_freq": ropes.get(SLIDING, RopeConfig()).theta,
+        "rope_local_base_freq": ropes.get(SLIDING, RopeConfig(theta=LOCAL_THETA)).theta,
         "layer_types": kinds,
         "sliding_window": windows[0] if windows else 4096,
         "query_pre_attn_scalar": round(config.scale**-2),
@@ -71,20 +79,24 @@ def export(config: ModelConfig) -> dict[str, Any]:
 
 
 def _pattern(hf: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    every = hf.get("sliding_window_pattern") or hf.get("_sliding_window_pattern") or GLOBAL_EVERY
+    every = fields.whole(hf, "sliding_window_pattern") or GLOBAL_EVERY
     return tuple(FULL if (layer + 1) % every == 0 else SLIDING for layer in range(count))
 
 
 def _ropes(hf: Mapping[str, Any]) -> dict[str, RopeConfig]:
     """Local layers turn faster; context-extension scaling is for global layers alone."""
     settings = hf.get("rope_parameters") or {}
-    if FULL in settings or SLIDING in settings:
-        whole, local = settings.get(FULL) or {}, settings.get(SLIDING) or {}
-        return {
-            FULL: common.parse_rope(whole, whole.get("rope_theta", 1_000_000.0)),
-            SLIDING: common.parse_rope(local, local.get("rope_theta", 10_000.0)),
-        }
-    return {
-        FULL: common.rope(hf, default_theta=1_000_000.0),
-        SLIDING: RopeConfig(theta=float(hf.get("rope_local_base_freq") or 10_000.0)),
+    nested = FULL in settings or SLIDING in settings
+    whole = {**hf, "rope_parameters": settings.get(FULL)} if nested else hf
+    local = (settings.get(SLIDING) or {}) if nested else {}
+    theta = fields.number(hf, "rope_local_base_freq", LOCAL_THETA)
+    ropes = {
+        FULL: common.rope(whole, default_theta=GLOBAL_THETA),
+        SLIDING: common.parse_rope(local, theta),
     }
+    if ropes[SLIDING].kind != "default":
+        raise WeightsError(
+            f"rope scaling {ropes[SLIDING].kind!r} of sliding layers is not covered",
+            f"scale those of {FULL} alone, as Gemma 3 does",
+        )
+    return ropes

@@ -6,22 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from fivefold.model.config import ModelConfig
-from fivefold.model.families import common
+from fivefold.model.families import common, fields
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a `llama` config.json."""
     shapes = common.shapes(hf)
-    bias = bool(hf.get("attention_bias", False))
+    bias = fields.flag(hf, "attention_bias")
     return ModelConfig(
         **shapes,
         windows=(None,) * shapes["num_layers"],
         ropes=(common.rope(hf),) * shapes["num_layers"],
-        norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
-        tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
+        tie_embeddings=fields.flag(hf, "tie_word_embeddings"),
         qkv_bias=bias,
         output_bias=bias,
-        mlp_bias=bool(hf.get("mlp_bias", False)),
+        mlp_bias=fields.flag(hf, "mlp_bias"),
         activation=common.activation(hf, "hidden_act", "silu"),
     )
 

@@ -6,19 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from fivefold.model.config import ModelConfig
-from fivefold.model.families import common
+from fivefold.model.families import common, fields
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a `mistral` config.json; `sliding_window: null` looks back without end."""
     shapes = common.shapes(hf)
-    window = hf.get("sliding_window", 4096)
+    window = fields.window(hf)
     return ModelConfig(
         **shapes,
         windows=(window,) * shapes["num_layers"],
         ropes=(common.rope(hf),) * shapes["num_layers"],
-        norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
-        tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
+        tie_embeddings=fields.flag(hf, "tie_word_embeddings"),
         activation=common.activation(hf, "hidden_act", "silu"),
     )
 

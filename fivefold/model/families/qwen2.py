@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fivefold.model.config import ModelConfig
-from fivefold.model.families import common
+from fivefold.model.families import common, fields
 from fivefold.model.families.windows import export_windows, qwen_windows
 
 
@@ -17,8 +17,7 @@ def parse(hf: Mapping[str, Any]) -> ModelConfig:
         **shapes,
         windows=qwen_windows(hf, shapes["num_layers"]),
         ropes=(common.rope(hf),) * shapes["num_layers"],
-        norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
-        tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
+        tie_embeddings=fields.flag(hf, "tie_word_embeddings"),
         qkv_bias=True,
         activation=common.activation(hf, "hidden_act", "silu"),
     )

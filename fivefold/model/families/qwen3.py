@@ -6,20 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from fivefold.model.config import ModelConfig
-from fivefold.model.families import common
+from fivefold.model.families import common, fields
 from fivefold.model.families.windows import export_windows, qwen_windows
 
 
 def parse(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a `qwen3` config.json; heads are of 128 unless it says otherwise."""
     shapes = common.shapes({"head_dim": 128, **hf})
-    bias = bool(hf.get("attention_bias", False))
+    bias = fields.flag(hf, "attention_bias")
     return ModelConfig(
         **shapes,
         windows=qwen_windows(hf, shapes["num_layers"]),
         ropes=(common.rope(hf),) * shapes["num_layers"],
-        norm_eps=float(hf.get("rms_norm_eps", 1e-6)),
-        tie_embeddings=bool(hf.get("tie_word_embeddings", False)),
+        tie_embeddings=fields.flag(hf, "tie_word_embeddings"),
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=True,

@@ -7,6 +7,7 @@ from typing import Any
 
 from fivefold.core.errors import WeightsError
 from fivefold.model.config import ModelConfig
+from fivefold.model.families import fields
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -16,24 +17,28 @@ def layer_types(hf: Mapping[str, Any], count: int) -> tuple[str, ...] | None:
     given = hf.get("layer_types")
     if given is None:
         return None
-    unknown = set(given) - {SLIDING, FULL}
-    if unknown or len(given) != count:
+    listed = [str(kind) for kind in given] if isinstance(given, list | tuple) else []
+    if set(listed) - {SLIDING, FULL} or len(listed) != count:
         raise WeightsError(
-            f"layer_types lists {len(given)} layers of kinds {sorted(set(given))} for {count} layers",
+            f"layer_types lists {len(listed)} layers of kinds {sorted(set(listed))} for {count} layers",
             f"list {SLIDING} or {FULL} for each layer",
         )
-    return tuple(given)
+    return tuple(listed)
 
 
 def qwen_windows(hf: Mapping[str, Any], count: int) -> tuple[int | None, ...]:
     """Qwen: with `use_sliding_window`, the layers from `max_window_layers` on (or as listed)."""
-    window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window") else None
+    window = fields.window(hf) if fields.flag(hf, "use_sliding_window") else None
     if window is None:
         return (None,) * count
     listed = layer_types(hf, count)
     if listed is not None:
         return tuple(window if kind == SLIDING else None for kind in listed)
     first = hf.get("max_window_layers", 28)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise WeightsError(
+            f"`max_window_layers` of the model's config is {first!r}", "use a whole number >= 0"
+        )
     return tuple(window if layer >= first else None for layer in range(count))
 
 
