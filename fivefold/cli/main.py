@@ -15,6 +15,7 @@ from fivefold.cli.generate import generate
 from fivefold.cli.quickstart import quickstart
 from fivefold.cli.report import report
 from fivefold.cli.train import train
+from fivefold.core.environment import read_ranks, under_torchrun
 from fivefold.core.errors import FivefoldError
 
 app = typer.Typer(
@@ -49,6 +50,16 @@ def _options(
     """Entry of every command."""
 
 
+def _report(error: FivefoldError) -> None:
+    """One line on stderr; of several ranks rank 0 prints, the others leave it for their agent."""
+    if under_torchrun():
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        get_error_handler().record_exception(error)
+    if read_ranks().is_main:
+        print(f"fivefold: {error}", file=sys.stderr)
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line. User errors become one line; bugs keep their traceback."""
     given = sys.argv[1:] if arguments is None else arguments
@@ -58,7 +69,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except FivefoldError as error:
         if debug:
             traceback.print_exc()
-        print(f"fivefold: {error}", file=sys.stderr)
+        _report(error)
         sys.exit(1)
     except KeyboardInterrupt:
         print("fivefold: interrupted", file=sys.stderr)

@@ -9,6 +9,9 @@ import difflib
 from collections.abc import Iterable
 
 
+MOST_NAMES = 12  # more would not be read
+
+
 class FivefoldError(Exception):
     """What is wrong (`message`) and what to do about it (`mend`), each without a full stop."""
 
@@ -68,4 +71,6 @@ def nearest(name: str, options: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
+    if len(known) > MOST_NAMES:
+        known = [*known[:MOST_NAMES], "…"]
     return f"known: {', '.join(known)}" if known else "there are none"

@@ -15,14 +15,21 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from fivefold.axes.mesh import check_layout
 from fivefold.core.errors import TrainingError
+from fivefold.core.layout import Layout
 
 MONITOR_SECONDS = 0.1
 SHUTDOWN_SECONDS = 10  # between SIGTERM (save and leave) and SIGKILL
 
 
-def launch(nproc: int, arguments: list[str]) -> None:
-    """Run `fivefold ARGUMENTS` in `nproc` ranks. Raises TrainingError naming who failed first."""
+def launch(nproc: int, layout: Layout, arguments: list[str]) -> None:
+    """Run `fivefold ARGUMENTS` in `nproc` ranks.
+
+    Raises LayoutError before starting any, TrainingError naming the rank that failed first.
+    """
+    check_layout(layout)
+    layout.check_world(nproc)
     # The agent's own warnings repeat what the one line below says.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(
@@ -42,6 +49,8 @@ def launch(nproc: int, arguments: list[str]) -> None:
         elastic_launch(config, sys.executable)("-u", "-m", "fivefold", *arguments)
     except ChildFailedError as error:
         rank, failure = _root_cause(error)
+        if failure.exitcode > 0 and _text(failure) == _text(error.failures.get(0)):
+            sys.exit(1)  # rank 0 has printed it
         raise TrainingError(*_describe(rank, failure)) from None
     except SignalException as error:
         raise TrainingError(
@@ -67,6 +76,14 @@ def _describe(rank: int, failure: ProcessFailure) -> tuple[str, str]:
             f"rank {rank} (pid {failure.pid}) was killed by {name}{hint}; the others were stopped",
             "the same command resumes from the last checkpoint",
         )
-    message = failure.message.strip().splitlines()
-    cause = message[-1] if message and "enable traceback" not in message[-1] else "see above"
+    cause = _text(failure) or "see its traceback above"
     return f"rank {rank} failed with exit status {failure.exitcode}: {cause}", ""
+
+
+def _text(failure: ProcessFailure | None) -> str | None:
+    """What the rank recorded of its error, without the exception's class; None if nothing."""
+    record = None if failure is None else failure.error_file_data.get("message")  # type: ignore[union-attr]
+    if not isinstance(record, dict):
+        return None
+    lines = str(record["message"]).strip().splitlines()
+    return lines[0].partition(": ")[2] if lines else None

@@ -18,12 +18,19 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from fivefold.axes.mesh import build_mesh
 from fivefold.core.environment import Ranks, read_ranks, under_torchrun
-from fivefold.core.errors import FivefoldError
+from fivefold.core.errors import FivefoldError, TrainingError
 from fivefold.core.layout import Layout
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 T = TypeVar("T")
+# How gloo and NCCL say that the other end of a connection is gone.
+LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited",
+)
 
 
 @dataclass(frozen=True)
@@ -67,10 +74,14 @@ def start_process(layout: Layout) -> Iterator[Process]:
     dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     try:
         yield Process(ranks, device, build_mesh(layout, device.type))
-    finally:
-        # After an error the peers may be gone, and tearing down would wait for them.
-        if sys.exc_info()[0] is None:
-            dist.destroy_process_group()
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in LOST_PEER):
+            raise
+        raise TrainingError(
+            f"rank {ranks.rank} lost contact with another rank", "see what ended that one"
+        ) from error
+    # Not after an error: the peers may be gone, and tearing down would wait for them.
+    dist.destroy_process_group()
 
 
 def seed_everything(seed: int, rank: int, deterministic: bool) -> None:
