@@ -75,7 +75,8 @@ class TrainProgress:
     def _show(self) -> None:
         if self._live is not None:
             width = self.console.width
-            line = progress_line(self._row, self.steps, self._eta(), width - 1)
+            blocks = not self.console.options.ascii_only
+            line = progress_line(self._row, self.steps, self._eta(), width - 1, blocks=blocks)
             self._live.update(Text(line, no_wrap=True, overflow="crop"), refresh=True)
         else:
             line = ", ".join(fields(self._row, self.steps, self._eta()))
@@ -90,8 +91,11 @@ class TrainProgress:
         return (self.steps - last) * (ended - began) / max(1, last - first)
 
 
-def progress_line(row: dict[str, Any], steps: int, eta: float | None, width: int) -> str:
-    """The step's numbers in at most `width` cells: a bar where there is room for one.
+def progress_line(
+    row: dict[str, Any], steps: int, eta: float | None, width: int, *, blocks: bool = True
+) -> str:
+    """The step's numbers in at most `width` cells: a bar where there is room for one,
+    and where the terminal has its characters (`blocks`).
 
     On a narrow terminal fields are left out, from the end but for the time left.
     """
@@ -101,7 +105,7 @@ def progress_line(row: dict[str, Any], steps: int, eta: float | None, width: int
     while len(parts) > 1 and len("  ".join(parts + tail)) > width:
         parts.pop()
     line = "  ".join(parts + tail)
-    if len(line) + BAR_CELLS + 2 <= width:
+    if blocks and len(line) + BAR_CELLS + 2 <= width:
         return f"{_bar(row['step'] / max(1, steps))}  {line}"
     return line[:width]
 

@@ -48,6 +48,16 @@ def test_one_living_line_on_a_terminal() -> None:
     assert text.index("\x1b[?25h") < text.index("step 1/5")
 
 
+def test_a_terminal_that_is_not_utf_8() -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="iso-8859-1")
+    console = Console(file=file, force_terminal=True, width=120)
+    with TrainProgress(3, console=console) as line:
+        for row in step_records(3):
+            line.update(row)
+    file.flush()
+    assert b"step 3/3" in file.buffer.getvalue()  # type: ignore[attr-defined]
+
+
 def test_silent_when_disabled_or_not_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(5, terminal=False, enabled=False, notes=True) == ""
     assert shown(5, terminal=True, enabled=False, notes=True) == ""
@@ -85,6 +95,7 @@ def test_the_line_fits_its_width(
     assert cell_len(line) <= width
     if width >= 60:
         assert f"step {step}/10000000" in line
+        assert eta is None or "ETA " in line  # whatever else is left out
     if width >= 130:
         assert "█" in line or "░" in line
 

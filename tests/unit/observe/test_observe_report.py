@@ -20,6 +20,7 @@ from hypothesis.extra.numpy import arrays
 from made_runs import make_run, step_records
 
 from fivefold.core.errors import DataError
+from fivefold.observe.chart import Chart, Line, Marks, draw
 from fivefold.observe.metrics import MetricsWriter
 from fivefold.observe.report import write_report
 from fivefold.observe.series import curve, downsample, smooth, smoothing_window
@@ -214,6 +215,14 @@ def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot write .*report\.html"):
         write_report(tmp_path)
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_labels_of_a_chart_never_become_markup() -> None:
+    points = np.array([[1.0, 2.0], [2.0, 3.0]])
+    drawn = draw(Chart(HOSTILE, "number", [Line(HOSTILE, HOSTILE, points)]), (1, 2), Marks())
+    svg = ElementTree.fromstring(drawn.svg)
+    assert HOSTILE in svg.attrib["aria-label"]
+    assert {element.tag for element in svg.iter()} == {"svg", "path", "circle", "text"}
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)
