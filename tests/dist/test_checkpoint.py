@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from fivefold.core.errors import CheckpointError
 from fivefold.engines.train.checkpoint.checkpointer import Checkpointer, TrainState
 from fivefold.engines.train.checkpoint.files import Files
+from fivefold.engines.train.checkpoint.snapshot import take_snapshot
 from fivefold.weights.checkpoint_manifest import find_latest
 from fivefold.weights.checkpoint_source import read_tensors
 from tests.dist.cases import CONFIG, batches, setup
@@ -230,13 +231,15 @@ def damage(folder: Path) -> None:
 
 
 def shares(folder: Path) -> None:
-    """n copies stage and write an n-th each."""
+    """n copies stage and write an n-th each, plain or as replicas in a mesh."""
     size, rank = dist.get_world_size(), dist.get_rank()
-    tensors = {f"model/{i}": torch.full((100, 100), float(i)) for i in range(4 * size)}
-    keeper = checkpointer(folder, asynchronous=False)
-    keeper.save(TrainState(1, tensors))
-    written = (folder / "step-00000001" / f"__{rank}_0.distcp").stat().st_size
-    assert 4 * 40_000 < written < 4 * 42_000
+    full = {f"model/{i}": torch.full((100, 100), float(i)) for i in range(4 * size)}
+    for layout in ("plain", "hybrid"):
+        state = TrainState(1, laid_out(full, layout))
+        assert take_snapshot(state, rank, size, copy=True).nbytes == 4 * 40_000
+        checkpointer(folder / layout, asynchronous=False).save(state)
+        written = (folder / layout / "step-00000001" / f"__{rank}_0.distcp").stat().st_size
+        assert 4 * 40_000 < written < 4 * 42_000
 
 
 def disagree(folder: Path) -> None:
