@@ -23,8 +23,7 @@ from fivefold.engines.train.checkpoint.files import Files
 from fivefold.engines.train.checkpoint.snapshot import take_snapshot
 from fivefold.weights.checkpoint_manifest import find_latest
 from fivefold.weights.checkpoint_source import read_tensors
-from tests.dist.cases import CONFIG, batches, setup
-from tests.dist.cases import whole as whole_of
+from tests.dist.cases import Run
 from tests.dist.harness import WorkerError, Workers
 
 # Rows that 4 and 2 ranks divide evenly, unevenly, and not at all.
@@ -269,29 +268,28 @@ class Killed(Files):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def decoder_state(axis: Any, optimizer: Any, step: int) -> TrainState:
-    tensors = {f"model/{name}": value for name, value in axis.masters().items()}
-    tensors |= {f"optimizer/{name}": value for name, value in optimizer.state_tensors().items()}
-    return TrainState(step, tensors, {"optimizer": optimizer.scalars()})
+def decoder_state(run: Run, step: int) -> TrainState:
+    tensors = {f"model/{name}": value for name, value in run.axis.masters().items()}
+    moments = {f"optimizer/{n}": value for n, value in run.optimizer.state_tensors().items()}
+    return TrainState(step, tensors | moments, {"optimizer": run.optimizer.scalars()})
 
 
-def decoder_losses(
-    folder: Path, layout: str, ranks: int, start: int, stop: int
-) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Train a small decoder from `start` (loaded, unless 0) to `stop` (saved): losses, masters."""
-    axis, optimizer, step = setup(layout, CONFIG, "fp32")
+def decoder_steps(
+    folder: Path, layout: str, start: int, stop: int
+) -> tuple[list[Any], dict[str, torch.Tensor]]:
+    """Train a small decoder from `start` (loaded, unless 0) to `stop` (saved): losses, state."""
+    run = Run(layout)
     keeper = checkpointer(folder, asynchronous=True)
-    rank = dist.get_rank() if ranks > 1 else 0
     if start:
-        loaded = keeper.load(folder / f"step-{start:08d}", decoder_state(axis, optimizer, 0))
-        optimizer.load_scalars(loaded.scalars["optimizer"])
-        axis.publish()
-    losses = []
+        loaded = keeper.load(folder / f"step-{start:08d}", decoder_state(run, 0))
+        run.optimizer.load_scalars(loaded.scalars["optimizer"])
+        run.axis.publish()
+    rows = []
     for number in range(start, stop):
-        losses.append(step(batches(number, rank, ranks, 2), 1e-3, False).loss)
-        keeper.save(decoder_state(axis, optimizer, number + 1))
+        rows += run.steps(number, number + 1)
+        keeper.save(decoder_state(run, number + 1))
     keeper.wait()
-    return losses, {name: whole_of(value) for name, value in axis.masters().items()}
+    return rows, run.state()
 
 
 # Running them.
@@ -336,18 +334,16 @@ def test_a_decoder_goes_on_bit_for_bit_and_in_another_layout(
 ) -> None:
     folder = tmp_path / "checkpoints"
     on_two = workers(2).run
-    sharded, copied = "dp_shard=2,zero=3", "dp_replicate=2"
-    ((uninterrupted, final), _) = on_two(decoder_losses, folder, sharded, 2, 0, 4)
-    ((resumed, masters), _) = on_two(decoder_losses, folder, sharded, 2, 3, 4)
+    ((uninterrupted, final), _) = on_two(decoder_steps, folder, "dp_shard=2,zero=3", 0, 4)
+    ((resumed, state), _) = on_two(decoder_steps, folder, "dp_shard=2,zero=3", 3, 4)
     assert resumed == uninterrupted[3:]
-    assert all(torch.equal(masters[name], final[name]) for name in final)
-    for layout, ranks in ((copied, 2), ("dp_shard=2,zero=1", 2), ("", 1)):
-        arguments = (folder, layout, ranks, 3, 4)
-        run = decoder_losses(*arguments) if ranks == 1 else on_two(decoder_losses, *arguments)[0]
-        assert run[0] == pytest.approx(uninterrupted[3:], rel=1e-5), layout
-    weights = dict(read_tensors(folder / "step-00000004"))
-    assert weights.keys() == final.keys()
-    assert all(tuple(weights[name].shape) == tuple(final[name].shape) for name in final)
+    assert all(torch.equal(state[name], final[name]) for name in final)
+    for layout in ("dp_replicate=2", "dp_shard=2,zero=1", ""):
+        arguments = (folder, layout, 3, 4)
+        rows = on_two(decoder_steps, *arguments)[0][0] if layout else decoder_steps(*arguments)[0]
+        assert rows[0] == pytest.approx(uninterrupted[3], rel=1e-5), layout
+    weights = dict(read_tensors(folder / "step-00000003"))
+    assert {f"model/{name}" for name in weights} <= final.keys()
 
 
 def test_a_rank_killed_while_saving_leaves_the_save_before(
