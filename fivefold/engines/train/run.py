@@ -85,6 +85,7 @@ def build_trainer(config: RunConfig, process: Process, directory: RunDirectory) 
         keep=config.checkpoint.keep,
         asynchronous=config.checkpoint.asynchronous,
         model_files=partial(write_model_files, config=model_config, tokenizer=tokenizer),
+        layout=str(config.layout),
     )
     recorder = Recorder(config, model_config, process, directory)
     train = _loader(corpus, config, process, "train")
