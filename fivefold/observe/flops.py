@@ -89,17 +89,15 @@ def hardware_flops_per_token(
     """Operations that the hardware does per token, recomputation included: HFU in place of MFU.
 
     `full` runs the forward pass of every `every`-th layer again (its last product too, which a
-    clever scheme could leave out); `selective` runs only attention's two products again
-    (Korthikanti et al. 2022, whose core attention this is). The head is never recomputed.
+    clever scheme could leave out). `selective` keeps the result of every product, so that what it
+    computes again is not counted here. The head is never recomputed.
     """
     needed = training_flops_per_token(shape, sequence_length)
-    if recompute == "none":
+    if recompute != "full":
         return needed
     layers = range(0, shape.num_layers, every)
     again = sum(_layer_attention(shape, sequence_length, layer) for layer in layers)
-    if recompute == "full":
-        again += 2 * shape.layer_parameters * len(layers)
-    return needed + again
+    return needed + again + 2 * shape.layer_parameters * len(layers)
 
 
 def prefill_flops(shape: DecoderShape, prompt_length: int) -> float:

@@ -15,7 +15,7 @@ TIMING_SECONDS = 0.005
 
 @dataclass(frozen=True)
 class Timing:
-    """Wall seconds of one call, and how many cores the process got meanwhile."""
+    """Wall seconds of the fastest call, and how many cores the process got over all calls."""
 
     seconds: float
     cores: float
@@ -26,25 +26,44 @@ def best_timing(work: Callable[[], object], device_type: str, budget: float) -> 
 
     The minimum is what the machine can do; everything that disturbs it adds.
     """
-    once = _time(work, 1, device_type)  # touches pages, fills caches, loads kernels
-    repeats = max(1, round(TIMING_SECONDS / max(once.seconds, 1e-7)))
-    best = once
-    left = budget - once.seconds
-    while left > best.seconds * repeats:
-        timing = _time(work, repeats, device_type)
-        left -= timing.seconds * repeats
-        best = min(best, timing, key=lambda t: t.seconds)
-    return best
+    once, _ = _time(work, 1, device_type)  # touches pages, fills caches, loads kernels
+    repeats = max(1, round(TIMING_SECONDS / max(once, 1e-7)))
+    best, wall, cpu = once, 0.0, 0.0
+    while not wall or wall + best * repeats < budget - once:
+        took, used = _time(work, repeats, device_type)
+        wall, cpu = wall + took, cpu + used
+        best = min(best, took / repeats)
+    return Timing(best, cpu / wall)
 
 
-def _time(work: Callable[[], object], repeats: int, device_type: str) -> Timing:
+def core_seconds(work: Callable[[], object], budget: float) -> float:
+    """The least time of one core that `work` takes: what waiting for a core does not lengthen.
+
+    For a machine on which other processes compete; `budget` is of the core's time.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        work()
+        best, left = float("inf"), budget
+        while left > 0:
+            start = time.thread_time()
+            work()
+            took = time.thread_time() - start
+            best, left = min(best, took), left - took
+        return best
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _time(work: Callable[[], object], repeats: int, device_type: str) -> tuple[float, float]:
+    """Wall and CPU seconds of `repeats` calls."""
     _wait(device_type)
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(repeats):
         work()
     _wait(device_type)
-    seconds = time.perf_counter() - wall
-    return Timing(seconds / repeats, (time.process_time() - cpu) / seconds)
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def _wait(device_type: str) -> None:

@@ -18,6 +18,7 @@ from fivefold.observe import measurement_cache, peak
 from fivefold.observe.hardware import describe_hardware, device_name
 from fivefold.observe.measurement_cache import remembered
 from fivefold.observe.peak import measured_bandwidth, measured_peak
+from fivefold.observe.timing import Timing
 
 KEY = {"what": "test", "device": "this"}
 
@@ -109,6 +110,21 @@ def test_a_disturbed_measurement_is_not_kept(quick: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(peak, "UNDISTURBED", 1e9)
     assert measured_peak("cpu", "fp32").disturbed
     assert not list(quick.glob("*.json"))
+
+
+def test_on_a_busy_machine_a_core_counts_by_the_time_it_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wall time may be anything there; a peak of one per cent of the truth is an MFU of 1000%."""
+    monkeypatch.setattr(peak, "ESTIMATE_SECONDS", 0.03)
+    estimate = measured_peak("cpu", "fp32").flops_per_second
+    monkeypatch.setattr(peak, "UNDISTURBED", 1e9)
+    monkeypatch.setattr(peak, "best_timing", lambda *_: Timing(seconds=100.0, cores=0.1))
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(peak, "_key", lambda what, device: {"what": what, "device": device})
+    busy = measured_peak("cpu", "fp32")
+    assert busy.disturbed and busy.flops_per_second > 0.2 * estimate
+    assert torch.get_num_threads() == threads
 
 
 def test_unknown_formats_are_refused() -> None:
