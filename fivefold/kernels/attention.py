@@ -35,7 +35,8 @@ def attention(
     heads_first = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     mask = None if mask is None else mask.unsqueeze(1)
     if not low_precision_gemm_is_native(query.device.type, query.dtype):
-        return _UpcastAttention.apply(*heads_first, mask, causal, scale)[0].transpose(1, 2)
+        upcast = _UpcastAttention.apply if torch.is_grad_enabled() else _UpcastAttention.forward
+        return upcast(*heads_first, mask, causal, scale)[0].transpose(1, 2)
     fused = F.scaled_dot_product_attention(
         *heads_first,
         attn_mask=mask,

@@ -17,6 +17,8 @@ GELU_SCALE = math.sqrt(2 / math.pi)
 
 def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """activation(gate) * up, elementwise; [..., F] each."""
+    if not torch.is_grad_enabled():
+        return _Gated.forward(gate, up, activation)
     return _Gated.apply(gate, up, activation)
 
 

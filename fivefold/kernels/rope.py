@@ -98,7 +98,10 @@ def inverse_frequencies(
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the halves of each head of x [B,S,H,E] by the angles of its position [B,S,F]."""
-    return _Rotate.apply(x, cos.unsqueeze(2), sin.unsqueeze(2))
+    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
+    if not torch.is_grad_enabled():
+        return _turn(x, cos, sin)
+    return _Rotate.apply(x, cos, sin)
 
 
 def apply_rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def build(kind: str, seed: int = 0, **changes: Any) -> tuple[torch.nn.Module, De
     torch.manual_seed(seed)
     theirs = model_class(config_class(**sizes)).eval()
     with torch.no_grad():
-        for name, parameter in theirs.named_parameters():
+        for parameter in theirs.parameters():
             if parameter.dim() == 1:  # norms and biases start constant: make them matter
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     config = parse_config(theirs.config.to_dict())
