@@ -31,8 +31,7 @@ def model_tokenizer(section: ModelSection) -> Callable[[], Tokenizer] | None:
 
 def build_decoder(section: ModelSection, config: ModelConfig, seed: int) -> Decoder:
     """A decoder in fp32 on the host, with the source's weights or random values from `seed`."""
-    source = open_source(section.source) if section.source is not None else None
-    if source is not None and _use_weights(section, source):
+    if section.source is not None and _use_weights(section, open_source(section.source)):
         return load_decoder(section.source)
     decoder = Decoder(config)
     decoder.initialize(seed)

@@ -92,7 +92,7 @@ def seed_everything(seed: int, rank: int, deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
     # Filling fresh buffers with NaN is for finding reads of unwritten memory, not for running.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def die_with_parent() -> None:

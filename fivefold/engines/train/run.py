@@ -10,7 +10,7 @@ from fivefold.axes.apply import apply
 from fivefold.core.config import RunConfig
 from fivefold.core.errors import TrainingError
 from fivefold.engines.train.checkpoint.checkpointer import Checkpointer
-from fivefold.engines.train.data.corpus import Corpus
+from fivefold.engines.train.data.corpus import Corpus, Split
 from fivefold.engines.train.data.loader import Loader
 from fivefold.engines.train.data.prepare import prepare
 from fivefold.engines.train.data.tokenizer import resolve_tokenizer
@@ -95,7 +95,7 @@ def build_trainer(config: RunConfig, process: Process, directory: RunDirectory) 
     return Trainer(config, process, axis, train, held_out, checkpointer, recorder)
 
 
-def _loader(corpus: Corpus, config: RunConfig, process: Process, split: str) -> Loader:
+def _loader(corpus: Corpus, config: RunConfig, process: Process, split: Split) -> Loader:
     return Loader(
         corpus,
         split=split,
