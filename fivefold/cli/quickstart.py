@@ -10,8 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 QUESTION = "Why is the sky blue? Answer in two sentences."
 CODE_PROMPT = "def __init__(self, "
@@ -70,28 +74,28 @@ def quickstart(
         console.print(f"  {line}", highlight=False, soft_wrap=True)
 
 
-def _title(console: object, text: str) -> None:
-    console.rule(f"[bold]{text}", align="left")  # type: ignore[attr-defined]
+def _title(console: Console, text: str) -> None:
+    console.rule(f"[bold]{text}", align="left")
 
 
 def _command(arguments: list[str]) -> list[str]:
     return [sys.executable, "-m", "fivefold", *arguments]
 
 
-def _show(console: object, arguments: list[str]) -> None:
+def _show(console: Console, arguments: list[str]) -> None:
     console.print(
         f"$ fivefold {shlex.join(arguments)}", style="dim", soft_wrap=True, highlight=False
-    )  # type: ignore[attr-defined]
+    )
 
 
-def _run(console: object, arguments: list[str]) -> None:
+def _run(console: Console, arguments: list[str]) -> None:
     _show(console, arguments)
     status = subprocess.run(_command(arguments), check=False).returncode
     if status:
         raise typer.Exit(status)
 
 
-def _train_and_kill(console: object, arguments: list[str], folder: Path) -> None:
+def _train_and_kill(console: Console, arguments: list[str], folder: Path) -> None:
     """Start training; once a checkpoint is behind it, kill -9 the launcher and every rank."""
     _show(console, arguments)
     process = subprocess.Popen(_command(arguments), start_new_session=True)
@@ -107,7 +111,7 @@ def _train_and_kill(console: object, arguments: list[str], folder: Path) -> None
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            console.print(f"\n[bold red]kill -9[/] after step {_metrics(folder)[-1]['step']}")  # type: ignore[attr-defined]
+            console.print(f"\n[bold red]kill -9[/] after step {_metrics(folder)[-1]['step']}")
 
 
 def _metrics(folder: Path) -> list[dict[str, float]]:
