@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -85,11 +84,13 @@ SIDES = {"fivefold": ours, "transformers": theirs}
 
 
 def _peak_memory(side: str, arguments: argparse.Namespace, answer: Any) -> None:
+    from fivefold.observe.memory import peak_resident_bytes
+
     torch.set_num_threads(arguments.threads)
     step = SIDES[side](arguments.dtype, _tokens(arguments))
     step()
     step()
-    answer.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    answer.put(peak_resident_bytes())
 
 
 def _tokens(arguments: argparse.Namespace) -> torch.Tensor:

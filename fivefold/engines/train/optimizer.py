@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from fivefold.axes.dp.rows import like, local
 from fivefold.core.config import OptimizerSection
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -29,7 +29,7 @@ class MasterOptimizer:
     ) -> None:
         self._masters = masters
         self._gradients = gradients
-        self._locals = {name: _local(master) for name, master in masters.items()}
+        self._locals = {name: local(master) for name, master in masters.items()}
         self._moments = {
             moment: {name: torch.zeros_like(value) for name, value in self._locals.items()}
             for moment in MOMENTS
@@ -62,14 +62,14 @@ class MasterOptimizer:
     def state_tensors(self) -> dict[str, Tensor]:
         """`exp_avg/NAME` and `exp_avg_sq/NAME`, sharded as the masters are; for checkpoints."""
         return {
-            f"{moment}/{name}": _like(value, self._masters[name])
+            f"{moment}/{name}": like(value, self._masters[name])
             for moment, values in self._moments.items()
             for name, value in values.items()
         }
 
     def scalars(self) -> dict[str, float]:
         """The number of updates made."""
-        return {"updates": float(next(iter(self._steps()))) if self._held else 0.0}
+        return {"updates": float(next(iter(self._steps())))}
 
     def load_scalars(self, scalars: dict[str, float]) -> None:
         """Continue counting from a checkpoint's number."""
@@ -84,16 +84,3 @@ class MasterOptimizer:
             state = {moment: self._moments[moment][name] for moment in MOMENTS}
             count = torch.zeros((), dtype=torch.float32, device=value.device)
             self._adamw.state[value] = {"step": count, **state}
-
-
-def _local(master: Tensor) -> Tensor:
-    return (master.to_local() if isinstance(master, DTensor) else master).detach()
-
-
-def _like(value: Tensor, master: Tensor) -> Tensor:
-    if not isinstance(master, DTensor):
-        return value
-    return DTensor.from_local(
-        value, master.device_mesh, master.placements, run_check=False,
-        shape=master.shape, stride=master.stride(),
-    )  # fmt: skip

@@ -14,6 +14,7 @@ from fivefold.engines.train.process import Process
 from fivefold.engines.train.run_directory import RunDirectory
 from fivefold.model.config import ModelConfig
 from fivefold.observe.flops import DecoderShape, training_flops_per_token
+from fivefold.observe.hardware import describe_hardware
 from fivefold.observe.memory import memory_bytes
 from fivefold.observe.metrics import MetricsWriter
 from fivefold.observe.peak import measured_peak
@@ -45,20 +46,25 @@ class Recorder:
             yield
             return
         self.event(
-            "resume" if resumed else "start", step=first_step, layout=str(self.config.layout)
+            "resume" if resumed else "start",
+            step=first_step,
+            layout=str(self.config.layout),
+            hardware=describe_hardware(self.process.device.type),
         )
-        with (
-            MetricsWriter(
-                self.directory.path, tensorboard=self.config.observe.tensorboard
-            ) as self._writer,
-            TrainProgress(
-                self.config.train.steps, enabled=self.config.observe.progress
-            ) as self._progress,
-        ):
-            self._writer.truncate_after(first_step)
-            yield
-        self.event("stop")
-        write_report(self.directory.path)
+        try:
+            with (
+                MetricsWriter(
+                    self.directory.path, tensorboard=self.config.observe.tensorboard
+                ) as self._writer,
+                TrainProgress(
+                    self.config.train.steps, enabled=self.config.observe.progress
+                ) as self._progress,
+            ):
+                self._writer.truncate_after(first_step)
+                yield
+        finally:  # a run that diverged or was interrupted is the one whose report is wanted most
+            self.event("stop")
+            write_report(self.directory.path)
 
     def step(
         self,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +16,7 @@ import yaml
 from fivefold.core.config import RunConfig
 from fivefold.core.errors import ConfigError
 from fivefold.core.resolve import flatten
+from fivefold.observe.json_lines import JsonLines
 
 # What may change between one start and the next without making it another run: where it runs,
 # how far, how often it saves and what it shows. Everything else decides the loss sequence.
@@ -92,8 +92,8 @@ class RunDirectory:
 
     def record(self, event: str, **details: Any) -> None:
         """Append one event with its wall-clock time (seconds since the epoch)."""
-        with self.events.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"event": event, "time": time.time(), **details}) + "\n")
+        with closing(JsonLines(self.events)) as file:
+            file.append({"event": event, "time": time.time(), **details})
 
     def _compare(self, config: RunConfig) -> None:
         try:

@@ -33,7 +33,7 @@ def resolve_tokenizer(
     `auto` is the model's own; `bpe:N` is trained once on the sources and kept under `folder`
     (None: the data cache) until they change; anything else is a folder, file or model name.
     Raises ConfigError when `auto` has no model to ask or N is no vocabulary size, DataError as
-    `prepare` does, TokenizerError for a tokenizer that cannot be read.
+    `prepare` does, TokenizerError or WeightsError for a tokenizer that cannot be read.
     """
     name = config.tokenizer
     if name.startswith("bpe:"):
