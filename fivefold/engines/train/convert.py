@@ -9,13 +9,12 @@ import torch
 
 from fivefold.core.errors import TokenizerError, WeightsError
 from fivefold.engines.train.checkpoint.checkpointer import Checkpointer, TrainState
+from fivefold.precision.formats import DTYPES
 from fivefold.text.tokenizer import Tokenizer
 from fivefold.weights.model_files import write_model_files
 from fivefold.weights.open import load_decoder, open_source
-from fivefold.weights.source import ModelSource
 from fivefold.weights.save import save_huggingface
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from fivefold.weights.source import ModelSource
 
 
 def to_huggingface(model: str, output: Path, dtype: str) -> None:
