@@ -75,13 +75,15 @@ class SourceSection(Section):
     prompt: str = Field("prompt", description="field of the question, where records are pairs")
     completion: str = Field("completion", description="field of the answer, alone to be learnt")
     messages: str = Field("messages", description="field of a chat: [{role, content}, …]")
-    weight: float = Field(1.0, gt=0, description="share of sequences in the mixture")
+    weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="share of sequences in the mixture"
+    )
     pattern: str = Field("**/*.txt", description="files of a text folder")
 
 
 def _sources(value: Any) -> Any:
-    if isinstance(value, str):
-        return ({"path": value},)
+    if isinstance(value, str | dict):
+        value = [value]
     if isinstance(value, list | tuple):
         return tuple({"path": v} if isinstance(v, str) else v for v in value)
     return value

@@ -22,6 +22,17 @@ from fivefold.engines.train.data.shards import ShardWriter, TokenizedSource
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
+def _spellings() -> list[bytes]:
+    """Bytes of each token: GPT-2 spells bytes that do not print as characters from 256 on."""
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in printed]
+    of_character = {chr(b): b for b in printed} | {chr(256 + i): b for i, b in enumerate(hidden)}
+    return [bytes([of_character[c]]) for c in sorted(of_character)] + [s.encode() for s in CHATML]
+
+
+SPELLINGS = _spellings()
+
+
 class ChatML:
     """Stands for a chat template: ChatML."""
 
@@ -50,7 +61,7 @@ class ByteTokenizer:
         return hashlib.sha256((self.name + self.backend.to_str()).encode()).hexdigest()
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
+        return b"".join(SPELLINGS[i] for i in ids).decode()
 
 
 def section(path: Path | str, cache: Path, **more: object) -> DataSection:

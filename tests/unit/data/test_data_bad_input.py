@@ -174,11 +174,11 @@ def test_an_unreadable_file_names_itself(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_fault_at_the_end_is_found_before_anything_is_tokenized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = text_file("a.jsonl", GOOD * 200_000 + "{")(tmp_path)
+    path = text_file("a.jsonl", GOOD * 80_000 + "{")(tmp_path)
     monkeypatch.setattr(
         "fivefold.engines.train.data.encode.Encoder.encode", lambda *_: pytest.fail("tokenized")
     )
-    with pytest.raises(DataError, match="line 200001 is not JSON"):
+    with pytest.raises(DataError, match="line 80001 is not JSON"):
         prepare(section(path, tmp_path / "cache"), ByteTokenizer(), progress=False)
 
 

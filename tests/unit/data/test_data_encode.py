@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.engines.train.data.answers import find_answers
-from fivefold.engines.train.data.encode import Encoded, Encoder
+from fivefold.engines.train.data.documents import ChatDocument, TextDocument
+from fivefold.engines.train.data.encode import Encoded, Encoder, token_dtype
 from fivefold.engines.train.data.prepare import prepare
 from fivefold.engines.train.data.shards import TokenizedSource
+from fivefold.text.tokenizer import Tokenizer
 
 EOS = 256
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<|>"), max_size=12)
@@ -79,8 +81,6 @@ def test_of_pairs_only_the_answer_is_learnt(tmp_path: Path, shared_data: Path) -
 @given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=5))
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_of_a_chat_only_answers_and_their_ends_are_learnt(turns: list[tuple[str, str]]) -> None:
-    from fivefold.engines.train.data.documents import ChatDocument
-
     tokenizer = ByteTokenizer(ChatML())
     messages = [{"role": "system", "content": "Be brief."}]
     for question, answer in turns:
@@ -154,6 +154,36 @@ def test_answers_are_found_where_a_template_rewrites_them() -> None:
     assert [text[a:b] for a, b in answers] == ["first answer", "well\n</think>\n\nlast answer"]
 
 
+def test_an_answer_ends_where_the_template_goes_on() -> None:
+    class Counting:
+        """Writes after each message how long it was: text that differs, and is no answer's end."""
+
+        def render(self, messages: list[dict], add_generation_prompt: bool = True) -> str:
+            return "".join(f"{m['content']} [{len(m['content'])} letters]\n" for m in messages)
+
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "x" * 1234}]
+    text, ((start, stop),) = find_answers(Counting(), messages)  # type: ignore[arg-type]
+    # All that depends on the answer is taken for it; what follows is not.
+    assert text[start:stop] == "x" * 1234 + " [1234"
+    assert text[stop:] == " letters]\n"
+
+
+def test_both_ways_of_finding_answers_agree() -> None:
+    """Where a conversation is built up from its beginning, as text.conversation asks for."""
+    tokenizer = Tokenizer.train_bpe(iter(["What is it? It is a number. " * 50]), 300)
+    messages = [{"role": "system", "content": "Short."}]
+    for n in range(4):
+        messages += [
+            {"role": "user", "content": f"What is {n}?"},
+            {"role": "assistant", "content": f" It is\n\n a number {n}. 🙂 "},
+        ]
+    ids, learnt = tokenizer.encode_chat(messages)
+    ((own, mask),) = Encoder(tokenizer)._encode_chats([ChatDocument("here", messages)])
+    assert own[: len(ids)] == ids
+    assert own[len(ids) :] == [tokenizer.eos_ids[0]]
+    assert [bool(m) for m in mask] == [*learnt, False]
+
+
 def test_without_an_end_of_turn_the_end_of_text_is_learnt(tmp_path: Path) -> None:
     class Plain:
         def render(self, messages: list[dict], add_generation_prompt: bool = True) -> str:
@@ -166,8 +196,6 @@ def test_without_an_end_of_turn_the_end_of_text_is_learnt(tmp_path: Path) -> Non
 
 
 def test_a_token_that_reaches_into_the_answer_is_learnt() -> None:
-    from fivefold.engines.train.data.documents import TextDocument
-
     class Joined:
         ids = (1, 2, 3)
         offsets = ((0, 2), (2, 5), (5, 6))
@@ -178,8 +206,6 @@ def test_a_token_that_reaches_into_the_answer_is_learnt() -> None:
 
 @pytest.mark.parametrize("size", [65536, 65537])
 def test_the_smallest_type_holds_the_largest_token(size: int) -> None:
-    from fivefold.engines.train.data.encode import token_dtype
-
     assert np.iinfo(token_dtype(size)).max >= size - 1
     assert token_dtype(65536) is np.uint16
 

@@ -74,6 +74,11 @@ def test_both_sides_of_the_split_hold_something(hashes: list[int], share: float)
         assert not held_out.any()
 
 
+def test_where_no_hash_is_low_enough_the_lowest_is_held_out() -> None:
+    hashes = np.array([2**63 + 5, 2**63, 2**63 + 9, 2**63], np.uint64)
+    assert held_out_documents(hashes, 0.02).tolist() == [False, True, False, True]
+
+
 def test_more_documents_move_none_to_the_other_side() -> None:
     hashes = np.random.default_rng(0).integers(0, 2**64, 5000, np.uint64)
     few, many = held_out_documents(hashes[:1000], 0.02), held_out_documents(hashes, 0.02)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -13,7 +12,7 @@ import pytest
 from data_cases import ByteTokenizer, section
 
 from fivefold.core.config import DataSection
-from fivefold.core.errors import ConfigError, DataError, TokenizerError
+from fivefold.core.errors import ConfigError, DataError, FivefoldError
 from fivefold.engines.train.data import tokenizer as module
 from fivefold.engines.train.data.prepare import prepare
 from fivefold.engines.train.data.tokenizer import iterate_documents, resolve_tokenizer
@@ -58,7 +57,7 @@ def test_a_wrong_size_is_refused(name: str) -> None:
 
 
 def test_a_missing_tokenizer_names_its_path(tmp_path: Path) -> None:
-    with pytest.raises((TokenizerError, ConfigError, DataError), match="nowhere"):
+    with pytest.raises(FivefoldError, match="nowhere"):
         resolve_tokenizer(DataSection(tokenizer=str(tmp_path / "nowhere")), None)
 
 
@@ -133,7 +132,9 @@ def test_processes_that_start_together_get_one_tokenizer(config: DataSection) ->
 
 def test_documents_for_training_are_the_text_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}\n')
+    path.write_text(
+        '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}\n'
+    )
     config = section(path, tmp_path / "c")
     assert list(iterate_documents(config, config.sources[0])) == ["q\na"]
     path.write_text('{"prompt": "q ", "completion": "a"}\n{"prompt": "", "completion": ""}\n')
@@ -143,10 +144,17 @@ def test_documents_for_training_are_the_text_alone(tmp_path: Path) -> None:
         list(iterate_documents(config, config.sources[0]))
 
 
-def test_the_default_corpus_can_be_prepared_with_its_own_tokenizer(tmp_path: Path) -> None:
+def test_the_default_corpus_is_prepared_with_its_own_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TRAINING_BYTES", 200_000)
     config = DataSection(cache=str(tmp_path), tokenizer="bpe:512")
     corpus = prepare(config, resolve_tokenizer(config, None), progress=False)
-    assert corpus.sources[0].manifest.dtype == "uint16"
-    assert corpus.sources[0].manifest.tokens > 1_000_000
+    manifest = corpus.sources[0].manifest
+    assert manifest.dtype == "uint16"
+    assert manifest.tokens > 1_000_000
+    assert "argparse.py" in manifest.files and "asyncio/events.py" in manifest.files
+    left_out = {"site-packages", "test", "idlelib", "encodings"}
+    assert not any(left_out & set(name.split("/")) for name in manifest.files)
     assert len(corpus.documents(0, "evaluate")) > 0
-    assert os.listdir(tmp_path / "tokenizers")
+    assert list((tmp_path / "tokenizers").iterdir())
