@@ -229,4 +229,5 @@ def _near(path: Path) -> str:
     parent = path.parent
     if not parent.is_dir():
         return f"nor does {parent}"
-    return nearest(path.name, (p.name for p in parent.iterdir() if not p.name.startswith(".")))
+    near = nearest(path.name, (p.name for p in parent.iterdir() if not p.name.startswith(".")))
+    return near if near.startswith("did you mean") else "check the path"
