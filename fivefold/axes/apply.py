@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fivefold.axes.dp.protocol import DataAxis
 from fivefold.axes.dp.replicated import ReplicatedAxis
 from fivefold.axes.dp.sharded import ShardedAxis
-from fivefold.axes.mesh import check_layout
+from fivefold.axes.mesh import alone_mesh, check_layout, check_rows
 from fivefold.axes.recompute import recompute_blocks
 from fivefold.core.config import PrecisionSection
 from fivefold.core.layout import Layout
@@ -40,12 +40,14 @@ def apply(
     check_layout(layout)
     decoder = objective.decoder
     assert isinstance(decoder, Decoder)
+    check_rows(layout, dict(decoder.named_parameters()))
     recompute_blocks(decoder.layers, recompute, recompute_every)
     if compile:
         for block in decoder.layers:
             block.compile()
     dtype, wire = DTYPES[precision.dtype], DTYPES[precision.reduce]
-    if mesh is not None and layout.dp_shard > 1 and layout.zero == 3:
+    if layout.offload == "parameters" or (layout.dp_shard > 1 and layout.zero == 3):
+        mesh = mesh or alone_mesh(decoder.norm.weight.device.type)
         return ShardedAxis(
             objective, list(decoder.layers), layout=layout, mesh=mesh, dtype=dtype, wire_dtype=wire
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -22,16 +25,26 @@ def check_layout(layout: Layout) -> None:
                 f"layout {axis}={getattr(layout, axis)}: this axis is not built yet",
                 "use dp_replicate and dp_shard",
             )
-    if layout.offload == "parameters" and (layout.zero != 3 or layout.dp_shard == 1):
+    if layout.offload == "parameters" and layout.zero != 3:
         raise LayoutError(
-            f"offload=parameters needs sharded parameters, but the layout is {layout}",
-            "use zero=3 with dp_shard > 1, or offload=optimizer",
+            f"layout zero={layout.zero} keeps whole parameters where they compute, "
+            "which offload=parameters takes away",
+            "use zero=3, or offload=optimizer",
         )
-    if layout.offload == "optimizer" and layout.zero == 3 and layout.dp_shard > 1:
+
+
+def check_rows(layout: Layout, parameters: Mapping[str, Tensor]) -> None:
+    """Raise LayoutError if some rank would hold no row of any parameter (divided along dim 0)."""
+    ranks = layout.dp_shard
+    rows = {name: parameter.shape[0] for name, parameter in parameters.items()}
+    # As torch.chunk divides: ceil(rows / ranks) each until there are none left.
+    filled = {name: math.ceil(count / math.ceil(count / ranks)) for name, count in rows.items()}
+    name = max(filled, key=lambda n: filled[n])
+    if filled[name] < ranks:
         raise LayoutError(
-            "offload=optimizer goes with zero=1 or 2; under zero=3 the optimizer's state lies "
-            "where the parameters do",
-            "use offload=parameters, or zero=2",
+            f"layout dp_shard={ranks} leaves ranks without parameters: none divides over more "
+            f"than {filled[name]} ({name}, {rows[name]} rows)",
+            f"use dp_shard={filled[name]}, and dp_replicate for the other ranks",
         )
 
 
@@ -44,6 +57,16 @@ def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     layout.check_world(dist.get_world_size())
     shape = tuple(getattr(layout, axis) for axis in DATA_AXES)
     return init_device_mesh(device_type, shape, mesh_dim_names=DATA_AXES)
+
+
+def alone_mesh(device_type: str) -> DeviceMesh:
+    """The mesh of a process that runs by itself, for what torch builds on meshes only.
+
+    Starts a process group of one rank if there is none: it opens no port.
+    """
+    if not dist.is_initialized():
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    return init_device_mesh(device_type, (1, 1), mesh_dim_names=DATA_AXES)
 
 
 def group_of(mesh: DeviceMesh | None, axis: str) -> dist.ProcessGroup | None:

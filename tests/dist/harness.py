@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+START_SECONDS = 120
 CASE_SECONDS = 120
+GRACE_SECONDS = 3  # for the peers of a rank that failed: most are stuck waiting for it
 
 
 class WorkerError(AssertionError):
@@ -22,37 +25,24 @@ class WorkerError(AssertionError):
 
 
 class Workers:
-    """`run(f, *args)` calls `f(*args)` on every rank and returns what each gave."""
+    """`run(f, *args)` calls `f(*args)` on every rank and returns what each gave, by rank.
+
+    One worker has no process group, as a run on one rank has none. A case is named by its module
+    and not pickled itself, so its module must be importable.
+    """
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
-        self._start()
 
     def run(self, case: Callable[..., Any], *args: Any, timeout: float = CASE_SECONDS) -> list[Any]:
-        """Raises WorkerError with the first failing rank's traceback, and starts afresh after."""
+        """Raises WorkerError with the traceback of the rank that failed first; starts afresh next time."""
+        if not self._processes:
+            self._start()
         for pipe in self._pipes:
             pipe.send((case.__module__, case.__qualname__, args))
-        answers: list[Any] = []
-        errors: list[str] = []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(timeout if not errors else 5):
-                errors.append(f"rank {rank} gave no answer within {timeout} s (a hang)")
-                continue
-            try:
-                fine, value = pipe.recv()
-            except EOFError:
-                errors.append(f"rank {rank} died")
-                continue
-            (answers if fine else errors).append(value)
-        if errors:
-            self.stop()
-            self._start()
-            # The rank whose peers merely lost it says less than the one that failed first.
-            errors.sort(key=lambda e: "Connection closed" in e or "gave no answer" in e)
-            raise WorkerError("\n".join(errors))
-        return answers
+        return self._collect(timeout)
 
     def stop(self) -> None:
         for process in self._processes:
@@ -63,8 +53,34 @@ class Workers:
             pipe.close()
         self._processes, self._pipes = [], []
 
+    def _collect(self, timeout: float) -> list[Any]:
+        answers: dict[int, Any] = {}
+        errors: list[str] = []
+        waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        deadline = time.monotonic() + timeout
+        while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
+            for pipe in ready:
+                rank = waiting.pop(pipe)  # type: ignore[arg-type]
+                try:
+                    fine, value = pipe.recv()  # type: ignore[union-attr]
+                except (EOFError, ConnectionError):
+                    fine, value = False, f"rank {rank} died"
+                if fine:
+                    answers[rank] = value
+                else:
+                    errors.append(value)
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        if waiting and not errors:
+            errors.append(f"rank {sorted(waiting.values())} gave no answer in {timeout} s")
+        if errors:
+            self.stop()
+            raise WorkerError("\n".join(errors))
+        return [answers[rank] for rank in range(self.world_size)]
+
     def _start(self) -> None:
-        context = mp.get_context("spawn")
+        # Workers fork from a server that has imported what they need, and has done nothing else.
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["tests.dist.cases"])
         port = free_port()
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
@@ -85,17 +101,18 @@ def free_port() -> int:
 
 def _serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
-    )
+    if world_size > 1:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://127.0.0.1:{port}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=START_SECONDS),
+        )
     while True:
         try:
             module, name, args = pipe.recv()
-        except EOFError:
+        except EOFError:  # the tests are over
             return
         try:
             case = getattr(importlib.import_module(module), name)

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from fivefold.core.errors import LayoutError
 from fivefold.core.layout import Layout
 from tests.dist import cases, faults
+from tests.dist.harness import Workers
 
-# fp32 sums in another order: relative difference of loss and gradient norm over 20 steps.
+GetWorkers = Callable[[int], Workers]
+# fp32 sums in another order: relative difference of loss and gradient norm over 20 steps. Seen: 3e-7.
 TOLERANCE = 1e-5
+# Of a parameter after 20 updates of up to 3e-3 each. Adam divides by the root of a running square,
+# so where a gradient is all rounding its relative error shows whole. Seen: 3e-6.
+MASTER_TOLERANCE = 2e-5
+MOMENT_TOLERANCE = 5e-5  # relative to the largest of the tensor; seen: 6e-6
 LAYOUTS = [
+    "offload=optimizer",
+    "offload=parameters",
     "dp_replicate=2",
-    "dp_shard=2,zero=1",
-    "dp_shard=2,zero=2",
-    "dp_shard=2,zero=3",
     "dp_replicate=2,offload=optimizer",
+    "dp_replicate=2,offload=parameters",
+    "dp_shard=2,zero=1",
     "dp_shard=2,zero=1,offload=optimizer",
+    "dp_shard=2,zero=2",
     "dp_shard=2,zero=2,offload=optimizer",
+    "dp_shard=2,zero=3",
+    "dp_shard=2,zero=3,offload=optimizer",
     "dp_shard=2,zero=3,offload=parameters",
     "dp_replicate=4",
     "dp_shard=4,zero=1",
@@ -29,7 +39,10 @@ LAYOUTS = [
     "dp_replicate=2,dp_shard=2,zero=1",
     "dp_replicate=2,dp_shard=2,zero=2",
     "dp_replicate=2,dp_shard=2,zero=3",
+    "dp_replicate=2,dp_shard=2,zero=2,offload=optimizer",
+    "dp_replicate=2,dp_shard=2,zero=3,offload=parameters",
 ]
+PLAIN = ["", "dp_replicate=2", "dp_shard=2,zero=1", "dp_shard=2,zero=2", "dp_shard=2,zero=3"]
 
 
 @pytest.fixture(scope="module")
@@ -38,82 +51,62 @@ def alone() -> dict[str, Any]:
     return {"tied": cases.train(""), "untied": cases.train("", cases.UNTIED, steps=6)}
 
 
+def on(workers: GetWorkers, layout: str) -> Workers:
+    return workers(Layout.parse(layout).world_size)
+
+
+def assert_same_rows(found: list[Any], wanted: list[Any], tolerance: float = TOLERANCE) -> None:
+    for step, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
+        assert ours == pytest.approx(theirs, rel=tolerance), f"step {step + 1}"
+
+
 def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    for step, (ours, theirs) in enumerate(zip(found["rows"], wanted["rows"], strict=True)):
-        assert ours == pytest.approx(theirs, rel=TOLERANCE), f"step {step + 1}"
-    for kind in ("masters", "moments"):
-        assert found[kind].keys() == wanted[kind].keys()
-        for name, value in found[kind].items():
-            torch.testing.assert_close(value, wanted[kind][name], rtol=2e-3, atol=2e-5)
+    assert_same_rows(found["rows"], wanted["rows"])
+    assert found["state"].keys() == wanted["state"].keys()
+    for name, value in found["state"].items():
+        theirs = wanted["state"][name]
+        limit = MASTER_TOLERANCE
+        if not name.startswith("model/"):
+            limit = MOMENT_TOLERANCE * float(theirs.abs().max())
+        torch.testing.assert_close(value, theirs, rtol=0, atol=limit, msg=name)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_follows_one_process(workers: Any, alone: dict[str, Any], layout: str) -> None:
-    for found in workers(Layout.parse(layout).world_size).run(cases.train, layout):
+def test_a_layout_follows_one_process(
+    workers: GetWorkers, alone: dict[str, Any], layout: str
+) -> None:
+    for found in on(workers, layout).run(cases.train, layout):
         assert_same(found, alone["tied"])
 
 
 @pytest.mark.parametrize("layout", ["dp_replicate=2", "dp_shard=2,zero=2", "dp_shard=2,zero=3"])
-def test_untied_with_biases(workers: Any, alone: dict[str, Any], layout: str) -> None:
+def test_untied_with_biases(workers: GetWorkers, alone: dict[str, Any], layout: str) -> None:
     for found in workers(2).run(cases.train, layout, cases.UNTIED, 6):
         assert_same(found, alone["untied"])
 
 
-def test_micro_batches_do_not_show(alone: dict[str, Any]) -> None:
-    for micro_batch in (2, 8):
-        assert_same(cases.train("", micro_batch=micro_batch), alone["tied"])
+@pytest.mark.parametrize("micro_batch", [1, 2, 8])
+def test_micro_batches_do_not_show(alone: dict[str, Any], micro_batch: int) -> None:
+    assert_same(cases.train("", micro_batch=micro_batch), alone["tied"])
 
 
-@pytest.mark.parametrize("layout", ["", "dp_shard=2,zero=3", "dp_shard=2,zero=2"])
-@pytest.mark.parametrize(
-    "options",
-    [{"recompute": "full"}, {"recompute": "selective"}, {"recompute": "full", "recompute_every": 2}],
-)
-def test_recomputation_does_not_show(
-    workers: Any, alone: dict[str, Any], layout: str, options: dict[str, Any]
+@pytest.mark.parametrize("layout", [*PLAIN, "dp_shard=2,zero=2,offload=optimizer"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_resumed_run_goes_on_bit_for_bit(
+    workers: GetWorkers, layout: str, precision: str
 ) -> None:
-    arguments = (layout, cases.CONFIG, 4, "fp32", 2, None, options)
-    wanted = {**alone["tied"], "rows": alone["tied"]["rows"][:4]}
-    size = Layout.parse(layout).world_size
-    found = workers(size).run(cases.train, *arguments)[0] if size > 1 else cases.train(*arguments)
-    assert [r[0] for r in found["rows"]] == pytest.approx([r[0] for r in wanted["rows"]], rel=TOLERANCE)
-    assert [r[1] for r in found["rows"]] == pytest.approx([r[1] for r in wanted["rows"]], rel=TOLERANCE)
+    for found in on(workers, layout).run(cases.resumed, layout, precision):
+        straight, again = found["rows"]
+        assert straight == again
+        straight, again = found["state"]
+        assert all(torch.equal(straight[name], again[name]) for name in straight)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("layout", ["", "dp_replicate=2", "dp_shard=2,zero=2", "dp_shard=2,zero=3"])
-def test_low_precision_stays_near_fp32(
-    workers: Any, alone: dict[str, Any], layout: str, precision: str
-) -> None:
-    """bf16 keeps 8 bits: losses within 1%, norms within 3% of fp32 over the first ten steps."""
-    arguments = (layout, cases.CONFIG, 10, precision)
-    size = Layout.parse(layout).world_size
-    found = workers(size).run(cases.train, *arguments)[0] if size > 1 else cases.train(*arguments)
-    for (loss, norm), (fp32_loss, fp32_norm) in zip(found["rows"], alone["tied"]["rows"], strict=False):
-        assert loss == pytest.approx(fp32_loss, rel=0.01)
-        assert norm == pytest.approx(fp32_norm, rel=0.03)
-    assert all(value.dtype == torch.float32 for value in found["masters"].values())
-
-
-@pytest.mark.parametrize("layout", ["dp_replicate=2", "dp_shard=2,zero=1", "dp_shard=2,zero=2"])
-@pytest.mark.parametrize("fault", sorted(faults.FAULTS))
+@pytest.mark.parametrize(("fault", "layout"), faults.PLANTED)
 def test_a_planted_fault_is_caught(
-    workers: Any, alone: dict[str, Any], layout: str, fault: str
+    workers: GetWorkers, alone: dict[str, Any], fault: str, layout: str
 ) -> None:
-    found = workers(2).run(faults.train_with, fault, layout)[0]
-    with pytest.raises(AssertionError):
-        assert_same(found, alone["tied"])
-
-
-def test_layouts_that_cannot_run() -> None:
-    from fivefold.axes.mesh import check_layout
-
-    for text, message in [
-        ("tp=2", "tp=2: this axis is not built yet"),
-        ("ep=2", "ep=2: this axis is not built yet"),
-        ("dp_shard=2,zero=2,offload=parameters", "zero=3"),
-        ("offload=parameters", "dp_shard > 1"),
-        ("dp_shard=2,offload=optimizer", "offload=parameters"),
-    ]:
-        with pytest.raises(LayoutError, match=message):
-            check_layout(Layout.parse(text))
+    wanted = alone["tied"]["rows"][: faults.STEPS]
+    found = on(workers, layout).run(faults.train_with, fault, layout)[0]
+    with pytest.raises(AssertionError, match="step"):
+        assert_same_rows(found["rows"], wanted)

@@ -53,11 +53,13 @@ def make_buckets(
     """Group parameters, last first (the order in which backward finishes them), to the size."""
     buckets: list[Bucket] = []
     held: list[tuple[str, nn.Parameter]] = []
+    held_bytes = 0
     for name, parameter in reversed(parameters):
         held.append((name, parameter))
-        if sum(p.numel() for _, p in held) * element >= bucket_bytes:
+        held_bytes += parameter.numel() * element
+        if held_bytes >= bucket_bytes:
             buckets.append(_bucket(held))
-            held = []
+            held, held_bytes = [], 0
     return [*buckets, _bucket(held)] if held else buckets
 
 

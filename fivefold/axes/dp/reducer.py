@@ -7,12 +7,12 @@ compute format, so that accumulation over micro-batches loses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from fivefold.axes.dp.bucket import Bucket, flat_like, shard_of
 
@@ -27,80 +27,107 @@ class Groups:
 
 
 @dataclass
-class _Progress:
+class Progress:
     """Of one bucket in the running backward."""
 
-    missing: int = 0
+    missing: int
     works: list[dist.Work] = field(default_factory=list)
     wire: Tensor | None = None
 
 
 class Reducer:
-    """Notices when a bucket's gradients are complete and sends it off, in the buckets' order."""
+    """Notices when a bucket's gradients are complete and sends it off.
+
+    Collectives start in the buckets' order on every rank, whatever the order in which gradients
+    come in: ranks that started them in different orders would add up different things.
+    """
 
     def __init__(self, buckets: Sequence[Bucket], groups: Groups, wire_dtype: torch.dtype) -> None:
         self.buckets = list(buckets)
         self.groups = groups
         self.wire_dtype = wire_dtype
+        self._progress = [Progress(len(b.parameters)) for b in self.buckets]
         self._sending = True
-        self._progress = [_Progress(len(b.parameters)) for b in self.buckets]
+        self._next = len(self.buckets)  # the bucket to send next; nothing is due before `begin`
+        self._unsettled = False  # collectives of the micro-batch before may still run
         for index, bucket in enumerate(self.buckets):
             for place, parameter in enumerate(bucket.parameters):
                 parameter.register_post_accumulate_grad_hook(self._hook(index, place))
 
     def begin(self, last: bool) -> None:
-        """Start counting the gradients of a micro-batch."""
+        """Start counting the gradients of a micro-batch.
+
+        Collectives of the one before go on during its forward; its first gradient waits for them.
+        """
+        self._flush()
         self._sending = self.sends(last)
+        self._next = 0
+        self._unsettled = True
         for bucket, progress in zip(self.buckets, self._progress, strict=True):
             progress.missing = len(bucket.parameters)
 
     def finish(self) -> None:
-        """Send buckets with unused parameters too, and wait for all."""
-        for index, progress in enumerate(self._progress):
-            if progress.missing and self._sending:
-                progress.missing = 0
-                self.send(index, progress)
-        for index, progress in enumerate(self._progress):
-            self._settle(index, progress)
+        """Send what is left, and wait for all."""
+        self._flush()
+        self._settle()
 
     def sends(self, last: bool) -> bool:
         """Whether this micro-batch's gradients are communicated."""
         raise NotImplementedError
 
-    def collect(self, index: int, place: int, parameter: nn.Parameter) -> None:
+    def collect(self, index: int, place: int, parameter: Tensor) -> None:
         """Take over `parameter.grad`."""
         raise NotImplementedError
 
-    def send(self, index: int, progress: _Progress) -> None:
+    def send(self, index: int, progress: Progress) -> None:
         """Start the bucket's collectives."""
         raise NotImplementedError
 
-    def received(self, index: int, progress: _Progress) -> None:
+    def received(self, index: int, progress: Progress) -> None:
         """Take what the collectives gave."""
+        raise NotImplementedError
+
+    def gradients(self) -> dict[str, Tensor]:
+        """fp32 gradients by name, whole or this rank's rows; valid after `finish`."""
         raise NotImplementedError
 
     def zero(self) -> None:
         """Forget all gradients."""
         raise NotImplementedError
 
-    def _hook(self, index: int, place: int):  # type: ignore[no-untyped-def]
+    def _hook(self, index: int, place: int) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
-            progress = self._progress[index]
-            if progress.missing == len(self.buckets[index].parameters):
-                self._settle(index, progress)  # of the micro-batch before
-            self.collect(index, place, parameter)  # type: ignore[arg-type]
-            progress.missing -= 1
-            if progress.missing == 0 and self._sending:
-                self.send(index, progress)
+            if self._unsettled:
+                self._settle()
+            self.collect(index, place, parameter)
+            self._progress[index].missing -= 1
+            self._send_complete()
 
         return hook
 
-    def _settle(self, index: int, progress: _Progress) -> None:
-        for work in progress.works:
-            work.wait()
-        if progress.works or progress.wire is not None:
-            self.received(index, progress)
-        progress.works, progress.wire = [], None
+    def _flush(self) -> None:
+        """Send the buckets that still lack a gradient, of a parameter that was not used."""
+        for progress in self._progress:
+            progress.missing = 0
+        self._send_complete()
+
+    def _send_complete(self) -> None:
+        while (
+            self._sending
+            and self._next < len(self.buckets)
+            and self._progress[self._next].missing == 0
+        ):
+            self.send(self._next, self._progress[self._next])
+            self._next += 1
+
+    def _settle(self) -> None:
+        self._unsettled = False
+        for index, progress in enumerate(self._progress):
+            for work in progress.works:
+                work.wait()
+            if progress.works or progress.wire is not None:
+                self.received(index, progress)
+            progress.works, progress.wire = [], None
 
 
 class AllReducer(Reducer):
@@ -124,14 +151,14 @@ class AllReducer(Reducer):
         """Only the last: sums of sums are sums."""
         return last
 
-    def collect(self, index: int, place: int, parameter: nn.Parameter) -> None:
+    def collect(self, index: int, place: int, parameter: Tensor) -> None:
         """Add a low-precision gradient; fp32 ones were accumulated in the view itself."""
         view = self._views[index][place]
         if parameter.grad is not None and parameter.grad is not view:
             view += parameter.grad
             parameter.grad = view if parameter.dtype == torch.float32 else None
 
-    def send(self, index: int, progress: _Progress) -> None:
+    def send(self, index: int, progress: Progress) -> None:
         """All-reduce over all data ranks."""
         if self.groups.data is None:
             return
@@ -140,7 +167,7 @@ class AllReducer(Reducer):
             flat = progress.wire = flat.to(self.wire_dtype)
         progress.works = [dist.all_reduce(flat, group=self.groups.data, async_op=True)]
 
-    def received(self, index: int, progress: _Progress) -> None:
+    def received(self, index: int, progress: Progress) -> None:
         """Copy back what travelled in another format."""
         if progress.wire is not None:
             self._flats[index].copy_(progress.wire)
@@ -162,8 +189,8 @@ class ScatterReducer(Reducer):
 
     def __init__(self, buckets: Sequence[Bucket], groups: Groups, wire_dtype: torch.dtype) -> None:
         super().__init__(buckets, groups, wire_dtype)
-        self.rank = 0 if groups.shard is None else dist.get_rank(groups.shard)
-        self.ranks = 1 if groups.shard is None else dist.get_world_size(groups.shard)
+        assert groups.shard is not None
+        self.rank, self.ranks = dist.get_rank(groups.shard), dist.get_world_size(groups.shard)
         self._full: list[Tensor | None] = [None] * len(self.buckets)
         self._shards = [
             flat_like(b.parameters[0], b.shard_size(self.ranks), torch.float32)
@@ -184,35 +211,24 @@ class ScatterReducer(Reducer):
         """Every micro-batch: keeping whole gradients is what this stage saves."""
         return True
 
-    def collect(self, index: int, place: int, parameter: nn.Parameter) -> None:
+    def collect(self, index: int, place: int, parameter: Tensor) -> None:
         """Lay the gradient's rows out by the rank that will own them."""
-        bucket = self.buckets[index]
-        full = self._full[index]
-        if full is None:
-            size = bucket.shard_size(self.ranks) * self.ranks
-            full = self._full[index] = flat_like(parameter, size, self.wire_dtype)
-        for rank, flat in enumerate(full.chunk(self.ranks)):
-            view = bucket.shard_views(flat, rank, self.ranks)[place]
-            view.copy_(shard_of(parameter.grad, rank, self.ranks))  # type: ignore[arg-type]
+        assert parameter.grad is not None
+        for rank, flat in enumerate(self._whole(index).chunk(self.ranks)):
+            view = self.buckets[index].shard_views(flat, rank, self.ranks)[place]
+            view.copy_(shard_of(parameter.grad, rank, self.ranks))
         parameter.grad = None
 
-    def send(self, index: int, progress: _Progress) -> None:
+    def send(self, index: int, progress: Progress) -> None:
         """Reduce-scatter inside the sharing group, then sum over its copies."""
-        full = self._full[index]
-        if full is None:
-            size = self.buckets[index].shard_size(self.ranks) * self.ranks
-            full = flat_like(self.buckets[index].parameters[0], size, self.wire_dtype)
-        if self.groups.shard is None:
-            progress.wire = full
-        else:
-            progress.wire = full.new_empty(full.numel() // self.ranks)
-            work = dist.reduce_scatter_tensor(
-                progress.wire, full, group=self.groups.shard, async_op=True
-            )
-            progress.works = [work]
+        full = self._whole(index)
+        progress.wire = full.new_empty(full.numel() // self.ranks)
+        progress.works = [
+            dist.reduce_scatter_single(progress.wire, full, group=self.groups.shard, async_op=True)
+        ]
         self._full[index] = None
 
-    def received(self, index: int, progress: _Progress) -> None:
+    def received(self, index: int, progress: Progress) -> None:
         """Accumulate the summed rows."""
         assert progress.wire is not None
         if self.groups.replicate is not None:
@@ -220,6 +236,15 @@ class ScatterReducer(Reducer):
         self._shards[index] += progress.wire
 
     def zero(self) -> None:
-        """Zeros, in place."""
+        """Zeros, in place; whole gradients are gone already."""
         for flat in self._shards:
             flat.zero_()
+
+    def _whole(self, index: int) -> Tensor:
+        """The bucket's whole gradient in the format that travels, each rank's rows together."""
+        full = self._full[index]
+        if full is None:
+            bucket = self.buckets[index]
+            size = bucket.shard_size(self.ranks) * self.ranks
+            full = self._full[index] = flat_like(bucket.parameters[0], size, self.wire_dtype)
+        return full

@@ -9,18 +9,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from fivefold.axes.dp.bucket import Bucket, make_buckets, shard_of
+from fivefold.axes.dp.host import HostGradients, host_copy
 from fivefold.axes.dp.protocol import decoder_name
 from fivefold.axes.dp.reducer import AllReducer, Groups, ScatterReducer
-from fivefold.axes.mesh import all_reduced, data_group, group_of, shard_mesh
+from fivefold.axes.dp.rows import local, rows_as_dtensor
+from fivefold.axes.mesh import all_reduced, data_group, group_of
 from fivefold.core.layout import Layout
 
 
@@ -43,7 +42,7 @@ class ReplicatedAxis:
         )
         self._ranks = layout.dp_shard
         self._rank = 0 if self._groups.shard is None else dist.get_rank(self._groups.shard)
-        self._host = layout.offload == "optimizer"
+        self._host = HostGradients() if layout.offload == "optimizer" else None
         named = [(decoder_name(n), p) for n, p in module.named_parameters()]
         self._masters = {
             name: self._master(parameter, dtype, mesh if self._ranks > 1 else None)
@@ -76,7 +75,7 @@ class ReplicatedAxis:
         found = self._reducer.gradients()
         if isinstance(self._reducer, AllReducer) and self._ranks > 1:
             found = {n: shard_of(g, self._rank, self._ranks) for n, g in found.items()}
-        self._gradients = {n: g.cpu() for n, g in found.items()} if self._host else found
+        self._gradients = self._host.fetch(found) if self._host else found
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -86,9 +85,8 @@ class ReplicatedAxis:
                 self._gather(bucket)
             return
         for name, parameter in self._parameters.items():
-            master = self._masters[name]
-            if master.data_ptr() != parameter.data_ptr():
-                parameter.copy_(master)
+            if self._masters[name].data_ptr() != parameter.data_ptr():
+                parameter.copy_(self._masters[name], non_blocking=True)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -106,13 +104,14 @@ class ReplicatedAxis:
     def _master(
         self, parameter: nn.Parameter, dtype: torch.dtype, mesh: DeviceMesh | None
     ) -> Tensor:
+        """The fp32 value of this rank's rows, or of all: the parameter's own memory where it can."""
         value = parameter.detach()
-        if mesh is None:
-            if dtype == torch.float32 and not self._host:
-                return value  # the parameter is its own master
-            return value.to("cpu" if self._host else value.device, torch.float32, copy=True)
-        rows = shard_of(value, self._rank, self._ranks).to(torch.float32, copy=True)
-        return rows_as_dtensor(rows.cpu() if self._host else rows, value, mesh)
+        rows = value if mesh is None else shard_of(value, self._rank, self._ranks)
+        if self._host:
+            rows = host_copy(rows)
+        elif dtype != torch.float32:
+            rows = rows.to(torch.float32, copy=True)
+        return rows if mesh is None else rows_as_dtensor(rows, value, mesh)
 
     def _gather(self, bucket: Bucket) -> None:
         size = bucket.shard_size(self._ranks)
@@ -121,24 +120,10 @@ class ReplicatedAxis:
         for name, view in zip(
             bucket.names, bucket.shard_views(mine, self._rank, self._ranks), strict=True
         ):
-            view.copy_(local(self._masters[name]))
+            view.copy_(local(self._masters[name]), non_blocking=True)
         whole = like.new_empty(size * self._ranks)
-        dist.all_gather_into_tensor(whole, mine, group=self._groups.shard)
+        dist.all_gather_single(whole, mine, group=self._groups.shard)
         for rank, flat in enumerate(whole.chunk(self._ranks)):
             views = bucket.shard_views(flat, rank, self._ranks)
             for parameter, view in zip(bucket.parameters, views, strict=True):
                 shard_of(parameter, rank, self._ranks).copy_(view)
-
-
-def rows_as_dtensor(rows: Tensor, whole: Tensor, mesh: DeviceMesh) -> DTensor:
-    """This rank's `rows` of a tensor like `whole`, as DTensor(Shard(0)) over the sharing ranks."""
-    target = shard_mesh(mesh)
-    placements: Sequence[Placement] = (Replicate(), Shard(0)) if target.ndim == 2 else (Shard(0),)
-    return DTensor.from_local(
-        rows, target, placements, run_check=False, shape=whole.shape, stride=whole.stride()
-    )
-
-
-def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a DTensor or plain tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -12,9 +12,10 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
 
+from fivefold.axes.dp.host import HostGradients, host_copy
 from fivefold.axes.dp.protocol import decoder_name
+from fivefold.axes.dp.rows import like, local
 from fivefold.axes.mesh import all_reduced, data_group, group_of, shard_mesh
 from fivefold.core.layout import Layout
 
@@ -50,26 +51,36 @@ class ShardedAxis:
                 part.set_force_sum_reduction_for_comms(True)
         self._parameters = {decoder_name(n): p for n, p in module.named_parameters()}
         self._data, self._shard = data_group(mesh), group_of(mesh, "dp_shard")
+        self._host = HostGradients() if layout.offload == "optimizer" else None
+        self._masters = {name: self._master(p) for name, p in self._parameters.items()}
+        self._gradients: dict[str, Tensor] = {}
 
     def masters(self) -> dict[str, Tensor]:
-        """The sharded parameters themselves, fp32 DTensors."""
-        return {name: parameter.detach() for name, parameter in self._parameters.items()}
+        """fp32 DTensors: the sharded parameters themselves, or host copies under offload=optimizer."""
+        return dict(self._masters)
 
     def gradients(self) -> dict[str, Tensor]:
-        """This rank's shard of each gradient; zeros for a parameter that got none."""
-        return {name: self._gradient(parameter) for name, parameter in self._parameters.items()}
+        """This rank's shard of each gradient."""
+        return self._gradients
 
     def begin(self, last: bool) -> None:
         """Nothing: every micro-batch reduces, since whole gradients would not fit."""
 
     def reduce(self) -> None:
-        """FSDP waits at the end of backward."""
+        """FSDP waited at the end of backward; lay hold of the gradients."""
+        found = {name: _gradient(parameter) for name, parameter in self._parameters.items()}
+        self._gradients = self._host.fetch(found) if self._host else found
 
+    @torch.no_grad()
     def publish(self) -> None:
-        """Nothing: the next gathering reads the masters."""
+        """Refresh what the next gathering reads, where that is not the masters themselves."""
+        if self._host:
+            for name, parameter in self._parameters.items():
+                local(parameter).copy_(local(self._masters[name]), non_blocking=True)
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
+        self._gradients = {}
         for parameter in self._parameters.values():
             parameter.grad = None
 
@@ -81,8 +92,13 @@ class ShardedAxis:
         """`value` summed over the ranks that divide the parameters."""
         return all_reduced(value, self._shard)
 
-    def _gradient(self, parameter: nn.Parameter) -> Tensor:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        assert isinstance(parameter.grad, DTensor)
-        return parameter.grad.to_local()
+    def _master(self, parameter: nn.Parameter) -> Tensor:
+        value = parameter.detach()
+        return like(host_copy(local(value)), value) if self._host else value
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    """This rank's shard; zeros for a parameter that was not used."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return local(parameter.grad)
