@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -133,4 +133,16 @@ def pieces_of(row: tuple) -> list[tuple[list[int], list[int], list[int]]]:
     return list(pieces.values())
 
 
-Render = Callable[..., str]
+def texts_of(corpus: Corpus, tokenizer: ByteTokenizer, number: int = 0) -> list[str]:
+    source = corpus.sources[number]
+    return [
+        tokenizer.decode(source.tokens_at(np.arange(start, start + length))).removesuffix(
+            "<|endoftext|>"
+        )
+        for start, length in zip(source.starts, source.lengths, strict=True)
+    ]
+
+
+def folder_of(cache: Path) -> Path:
+    (manifest,) = (cache / "tokens").rglob("manifest.json")
+    return manifest.parent
