@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-
 MOST_NAMES = 12  # more would not be read
 
 
@@ -63,6 +62,11 @@ class MissingExtraError(FivefoldError):
         super().__init__(
             f"{purpose} needs the package {package!r}", mend or f"pip install 'fivefold[{extra}]'"
         )
+
+
+def one_line(error: object) -> str:
+    """The text of an error of others, which may have several lines, on one."""
+    return " ".join(str(error).split())
 
 
 def nearest(name: str, options: Iterable[str]) -> str:

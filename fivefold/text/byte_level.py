@@ -53,7 +53,9 @@ def byte_level_bpe(
     the model was not trained with goes unnoticed and costs quality.
     """
     if split not in SPLITS:
-        raise TokenizerError(f"pre-tokenizer {split!r} is not covered", nearest(split, SPLITS))
+        raise TokenizerError(
+            f"has the pre-tokenizer {split!r}, which is not covered", nearest(split, SPLITS)
+        )
     pattern = SPLITS[split]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(

@@ -16,7 +16,7 @@ import jinja2.parser
 import jinja2.utils
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from fivefold.core.errors import TokenizerError
+from fivefold.core.errors import TokenizerError, one_line
 
 Message = Mapping[str, Any]
 
@@ -56,7 +56,7 @@ class ChatTemplate:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise TokenizerError(
                 f"the chat template refused the messages (roles {roles or 'none'}): "
-                f"{type(error).__name__}: {_one_line(error)}",
+                f"{type(error).__name__}: {one_line(error)}",
                 "change the messages, or choose a model whose template takes them",
             ) from None
 
@@ -78,7 +78,7 @@ def _compile(source: str) -> jinja2.Template:
         return environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise TokenizerError(
-            f"the chat template is no Jinja: line {error.lineno}: {_one_line(error)}",
+            f"the chat template is no Jinja: line {error.lineno}: {one_line(error)}",
             "mend chat_template in the tokenizer's folder",
         ) from None
 
@@ -138,7 +138,3 @@ def _raise_exception(message: str) -> None:
 
 def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from fivefold.core.errors import TokenizerError
+from fivefold.core.errors import TokenizerError, one_line
 
 PIPELINE = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -50,7 +50,7 @@ def read(folder: Path) -> Parts:
         backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
     except Exception as error:  # the Rust library raises plain Exception
         raise TokenizerError(
-            f"{path} is no tokenizer: {' '.join(str(error).split())}",
+            f"{path} is no tokenizer: {one_line(error)}",
             "copy it again from the model's origin",
         ) from None
     settings = _read_json(folder / SETTINGS)

@@ -44,16 +44,19 @@ def gguf_names(config: ModelConfig) -> dict[str, str]:
     return names
 
 
-def restore(name: str, value: Tensor, config: ModelConfig) -> Tensor:
-    """Undo the converter: the order of rotary dims for Llama, the added one of Gemma's norms."""
+def in_our_order(name: str, value: Tensor, config: ModelConfig) -> Tensor:
+    """Rows of Llama's queries and keys where Hugging Face has them; the rest is as it was."""
     if config.family in ("llama", "mistral"):
         if ".attention.query." in name:
             return halves_from_pairs(value, config.num_heads)
         if ".attention.key." in name:
             return halves_from_pairs(value, config.num_kv_heads)
-    if config.norm_offset and name.endswith("norm.weight"):
-        return value - config.norm_offset
     return value
+
+
+def is_offset(name: str, config: ModelConfig) -> bool:
+    """True for a norm that is stored with `norm_offset` added to it, as Gemma's are."""
+    return bool(config.norm_offset) and name.endswith("norm.weight")
 
 
 def halves_from_pairs(value: Tensor, heads: int) -> Tensor:

@@ -14,7 +14,7 @@ from fivefold.text.tokenizer import Tokenizer
 from fivefold.weights.gguf_config import config_from_gguf
 from fivefold.weights.gguf_dequantize import read_stored
 from fivefold.weights.gguf_header import read_header
-from fivefold.weights.gguf_names import PASSED_OVER, gguf_names, restore
+from fivefold.weights.gguf_names import PASSED_OVER, gguf_names, in_our_order, is_offset
 from fivefold.weights.gguf_tokenizer import has_tokenizer, tokenizer_from_gguf
 from fivefold.weights.mapped_file import MappedFile
 from fivefold.weights.source import Entry, Kind, ModelSource
@@ -54,9 +54,11 @@ class GGUFSource(ModelSource):
     ) -> Tensor:
         """One tensor, dequantized, in the order and offset of Hugging Face's weights."""
         stored = self._header.tensors[self._found[name].name]
-        # What `restore` computes is computed in fp32, then rounded once.
-        exact = None if dtype is None else torch.float32
-        value = restore(name, read_stored(self._file, stored, exact), self.config)
+        if is_offset(name, self.config):
+            # Rounded once, after the offset is gone: near 1 a small weight would lose its bits.
+            value = read_stored(self._file, stored, torch.float32) - self.config.norm_offset
+        else:
+            value = in_our_order(name, read_stored(self._file, stored, dtype), self.config)
         return value.to(device=device, dtype=dtype)
 
     def tokenizer(self) -> Tokenizer:

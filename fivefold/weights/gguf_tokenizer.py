@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fivefold.core.errors import TokenizerError, nearest
+from fivefold.core.errors import TokenizerError, nearest, one_line
 from fivefold.text.byte_level import byte_level_bpe
 from fivefold.text.sentencepiece_bpe import PieceKind, sentencepiece_bpe
 from fivefold.text.special import add_special_tokens, surround
@@ -28,14 +28,20 @@ def tokenizer_from_gguf(path: object, metadata: Mapping[str, Any]) -> Tokenizer:
 
     Raises TokenizerError for other kinds, and for metadata that is missing.
     """
-    return _Builder(path, metadata).build()
+    try:
+        return _Builder(metadata).build()
+    except TokenizerError as error:
+        raise TokenizerError(f"{path} {error.message}", error.mend) from None
+    except Exception as error:  # the Rust library raises plain Exception
+        raise TokenizerError(
+            f"{path} has a broken vocabulary: {one_line(error)}", "convert the model again"
+        ) from None
 
 
 class _Builder:
-    """Metadata below `tokenizer.ggml.`."""
+    """Metadata below `tokenizer.ggml.`. Its errors say what the file does; the caller, which."""
 
-    def __init__(self, path: object, metadata: Mapping[str, Any]) -> None:
-        self._path = path
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
         self._tokens: list[str] = self._need("tokens")
         count = len(self._tokens)
@@ -47,7 +53,7 @@ class _Builder:
         model = self._need("model")
         if model not in _MODELS:
             raise TokenizerError(
-                f"{self._path} has a tokenizer of kind {model!r}, which is not covered",
+                f"has a tokenizer of kind {model!r}, which is not covered",
                 nearest(str(model), _MODELS),
             )
         pipeline = self._byte_level() if model == "gpt2" else self._sentencepiece()
@@ -72,14 +78,7 @@ class _Builder:
     def _byte_level(self) -> Any:
         split = self._need("pre")
         merges = [tuple(merge.split(" ", 1)) for merge in self._need("merges")]
-        try:
-            return byte_level_bpe(self._tokens, merges, split)
-        except TokenizerError as error:
-            raise TokenizerError(f"{self._path}: {error.message}", error.mend) from None
-        except Exception as error:  # the Rust library raises plain Exception
-            raise TokenizerError(
-                f"{self._path} has a broken vocabulary: {error}", "convert the model again"
-            ) from None
+        return byte_level_bpe(self._tokens, merges, split)
 
     def _sentencepiece(self) -> Any:
         return sentencepiece_bpe(
@@ -93,7 +92,7 @@ class _Builder:
         value = self._get(key, None)
         if value is None:
             raise TokenizerError(
-                f"{self._path} lacks the metadata {_PREFIX}{key}",
+                f"lacks the metadata {_PREFIX}{key}",
                 "convert the model again with a current llama.cpp",
             )
         return value
@@ -105,7 +104,7 @@ class _Builder:
         values = self._get(key, default)
         if len(values) != len(self._tokens):
             raise TokenizerError(
-                f"{self._path} has {len(values)} {_PREFIX}{key} for {len(self._tokens)} tokens",
+                f"has {len(values)} {_PREFIX}{key} for {len(self._tokens)} tokens",
                 "convert the model again",
             )
         return values

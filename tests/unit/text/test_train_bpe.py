@@ -52,5 +52,5 @@ def test_few_texts_give_a_smaller_vocabulary() -> None:
 
 
 def test_a_vocabulary_without_room_for_bytes() -> None:
-    with pytest.raises(TokenizerError, match="258 tokens has no room .* use 259 or more"):
+    with pytest.raises(TokenizerError, match=r"258 tokens has no room .* use 259 or more"):
         Tokenizer.train_bpe(iter(["a"]), 258)
