@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fivefold.core.errors import MissingExtraError
+from fivefold.kernels import dispatch
 from fivefold.model.families import export_config, parse_config
 
 # fp32 against fp32: the same sums in another order.
@@ -120,9 +121,17 @@ SIZES: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["native", "through-fp32"])
 @each_family
-def test_bf16_is_no_further_from_fp32_than_transformers(family: str) -> None:
-    """Root mean square over 8 models of 2 x 48 tokens; weights rounded to bf16 beforehand."""
+def test_bf16_is_no_further_from_fp32_than_transformers(
+    family: str, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root mean square over 8 models of 2 x 48 tokens; weights rounded to bf16 beforehand.
+
+    Measured 0.84 to 0.90 of transformers' distance where its norms round twice and ours once,
+    0.995 to 1.003 for Gemma, which rounds in the same places: hence the 2% of slack.
+    """
+    monkeypatch.setattr(dispatch, "NATIVE_ON_CPU", frozenset({torch.bfloat16} if native else ()))
     ours_off = theirs_off = 0.0
     for seed in range(8):
         wide = theirs_of({"model_type": family, **SIZES}, seed).bfloat16().float()
@@ -134,8 +143,7 @@ def test_bf16_is_no_further_from_fp32_than_transformers(family: str) -> None:
             theirs = wide.bfloat16()(tokens).logits.float()
         ours_off += (logits(ours, tokens) - exact).square().mean().item()
         theirs_off += (theirs - exact).square().mean().item()
-    assert ours_off <= theirs_off
-    assert ours_off > 0
+    assert 0 < ours_off**0.5 <= 1.02 * theirs_off**0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -33,6 +33,12 @@ def assert_within(actual: Tensor, exact: Tensor, steps: float, terms: float = 0.
     assert worst <= allowed, f"off by {worst:.3g}, allowed {allowed:.3g}"
 
 
+def assert_rounded_once(actual: Tensor, exact: Tensor) -> None:
+    """`actual` is `exact` rounded to its format: no other rounding before, but for rare ties."""
+    same = (actual == exact.to(actual.dtype)).float().mean().item()
+    assert same > 0.99, f"only {same:.1%} are the nearest numbers"
+
+
 def gradients(
     function: Callable[..., Tensor], inputs: tuple[Tensor, ...], upstream: Tensor
 ) -> tuple[Tensor, ...]:

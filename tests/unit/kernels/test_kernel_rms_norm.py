@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases import assert_within, double, gradients, held, normal
+from kernel_cases import assert_rounded_once, assert_within, double, gradients, held, normal
 from torch import Tensor
 
 from fivefold.kernels.rms_norm import rms_norm, rms_norm_reference
@@ -54,6 +54,18 @@ def test_gradients_are_the_derivative(function: object, offset: float) -> None:
     x, weight, _ = case([2, 3], 5, torch.float64)
     inputs = (x.requires_grad_(), weight.requires_grad_())
     assert torch.autograd.gradcheck(lambda *a: function(*a, 1e-5, offset), inputs)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_low_formats_are_rounded_once(dtype: torch.dtype, offset: float) -> None:
+    x, weight, upstream = case([40], 64, dtype)
+    found = gradients(lambda *a: rms_norm(*a, 1e-5, offset), (x, weight), upstream)
+    exact = gradients(
+        lambda *a: rms_norm_reference(*a, 1e-5, offset), double(x, weight), upstream.double()
+    )
+    for actual, expected in zip(found, exact, strict=True):
+        assert_rounded_once(actual, expected)
 
 
 def test_rows_of_zeros_stay_zero_and_finite() -> None:
