@@ -29,7 +29,7 @@ def stories(shared_data: Path) -> Path:
 def run_c(path: Path, tokens: list[int]) -> Tensor:
     """Logits [S,V] as `forward` of run.c computes them: rotary pairs are neighbours."""
     data = path.read_bytes()
-    dim, hidden, layers, heads, kv_heads, vocab, length = struct.unpack("<7i", data[:28])
+    dim, hidden, layers, heads, kv_heads, vocab, _ = struct.unpack("<7i", data[:28])
     size = dim // heads
     weights = np.frombuffer(data, np.float32, offset=28)
     at = 0

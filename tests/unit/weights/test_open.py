@@ -126,7 +126,7 @@ def test_a_folder_with_a_tokenizer_alone(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train_bpe(iter(["text"]), 300)
     tokenizer.save(tmp_path)
     assert load_tokenizer(tmp_path).fingerprint() == tokenizer.fingerprint()
-    with pytest.raises(TokenizerError, match="there is no folder|has no tokenizer"):
+    with pytest.raises(TokenizerError, match="there is no folder"):
         Tokenizer.from_folder(tmp_path / "none")
 
 

@@ -93,7 +93,7 @@ def test_damaged_files(case: str, tmp_path: Path) -> None:
 def test_formats_that_are_not_read_are_named(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(with_header(entry(dtype="F8_E4M3", data_offsets=[0, 2])))
-    with pytest.raises(WeightsError, match="w in .* is stored as F8_E4M3"):
+    with pytest.raises(WeightsError, match=r"w in .* is stored as F8_E4M3"):
         SafetensorsFile(path).read("w", None, "cpu")
 
 

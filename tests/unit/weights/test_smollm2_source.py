@@ -94,7 +94,7 @@ def test_a_conversion_that_fails_leaves_nothing(
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(smollm2, "cache_folder", lambda: tmp_path / "file")
-    with pytest.raises(WeightsError, match="cannot write .* set XDG_CACHE_HOME"):
+    with pytest.raises(WeightsError, match=r"cannot write .* set XDG_CACHE_HOME"):
         open_source("smollm2")
 
 
