@@ -11,9 +11,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from family_cases import CLASSES, logits_of_ours, logits_of_theirs, make_theirs, relative_error
 from gguf import GGMLQuantizationType as Type
 from gguf_cases import finish, write_gguf
+from weights_families import CLASSES, logits_of_ours, logits_of_theirs, make_theirs, relative_error
 
 from fivefold.core.errors import FivefoldError, TokenizerError, WeightsError
 from fivefold.model.families import export_config, parse_config

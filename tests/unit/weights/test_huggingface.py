@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from family_cases import (
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from weights_families import (
     CLASSES,
     logits_of_ours,
     logits_of_theirs,
     make_theirs,
     relative_error,
 )
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fivefold.core.errors import WeightsError
 from fivefold.text.tokenizer import Tokenizer

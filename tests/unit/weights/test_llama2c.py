@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from family_cases import logits_of_ours, relative_error
 from torch import Tensor
+from weights_families import logits_of_ours, relative_error
 
 from fivefold.core.errors import FivefoldError, TokenizerError, WeightsError
 from fivefold.weights.llama2c import Llama2cSource

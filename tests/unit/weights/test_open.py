@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_cases import logits_of_ours, make_theirs
+from weights_families import logits_of_ours, make_theirs
 
 from fivefold.core.errors import FivefoldError, TokenizerError, WeightsError
 from fivefold.engines.train.checkpoint.checkpointer import Checkpointer, TrainState
