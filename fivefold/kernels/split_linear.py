@@ -29,11 +29,17 @@ def is_split(x: Tensor, weight: Tensor) -> bool:
     )
 
 
+def parts_of(weight: Tensor) -> Tensor:
+    """Each thread's part of a weight [O, I], as a view: [T, I, O/T]."""
+    outputs, inputs = weight.shape
+    threads = torch.get_num_threads()
+    return weight.view(threads, outputs // threads, inputs).transpose(1, 2)
+
+
 def split_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """[..., I] times [O, I] transposed, plus [O], where O is a multiple of the threads."""
-    threads = torch.get_num_threads()
     outputs, inputs = weight.shape
-    parts = weight.view(threads, outputs // threads, inputs).transpose(1, 2)
-    product = torch.bmm(x.reshape(1, -1, inputs).expand(threads, -1, inputs), parts)
+    parts = parts_of(weight)
+    product = torch.bmm(x.reshape(1, -1, inputs).expand(parts.shape[0], -1, inputs), parts)
     y = product.transpose(0, 1).reshape(*x.shape[:-1], outputs)
     return y if bias is None else y.add_(bias)

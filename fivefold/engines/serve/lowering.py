@@ -2,8 +2,8 @@
 
 One token a row costs so little arithmetic that a CPU spends much of an eager step in Python and
 in operator dispatch. The lowered step walks plain records instead of modules, multiplies
-query/key/value as one matrix and gate/up as another, and rotates queries and keys together. The
-packed matrices take the place of the modules' own: those parameters become views of them, so
+query/key/value as one matrix and gate/up as another, rotates queries and keys together, and adds
+the residual inside a product. The packed matrices take the place of the modules' own: those parameters become views of them, so
 memory does not grow and a change to a matrix is a change here. Norm weights are copied (in
 fp32, with the family's offset): lower again after changing those.
 
@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.engines.serve.decode_view import DecodeView
+from fivefold.engines.serve.lowered_parts import LoweredLinear, LoweredNorm
 from fivefold.engines.serve.packing import pack
-from fivefold.kernels.linear import linear
 from fivefold.model.cache import KVCache
 from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Block, Decoder
@@ -61,7 +61,7 @@ class LoweredDecoder:
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        self.norm = LoweredNorm.of(decoder.norm)
+        self.norm = LoweredNorm(decoder.norm)
         self.layers = [
             LoweredBlock.of(cast(Block, block), decoder.config, index)
             for index, block in enumerate(decoder.layers)
@@ -83,45 +83,20 @@ class LoweredDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class LoweredNorm:
-    """RMSNorm with its weight ready: fp32, offset added."""
-
-    weight: Tensor
-    eps: float
-
-    @classmethod
-    def of(cls, norm: RMSNorm) -> LoweredNorm:
-        """The norm with its weight as it is now."""
-        return cls(norm.weight.detach().float() + norm.offset, norm.eps)
-
-    @classmethod
-    def of_optional(cls, norm: nn.Module) -> LoweredNorm | None:
-        """None for an absent norm, which is an identity."""
-        return cls.of(norm) if isinstance(norm, RMSNorm) else None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[...,D] to the same, computed in fp32 and rounded once."""
-        shape = self.weight.shape
-        if x.dtype == torch.float32:
-            return F.rms_norm(x, shape, self.weight, self.eps)
-        return F.rms_norm(x.float(), shape, self.weight, self.eps).to(x.dtype)
-
-
-@dataclass(frozen=True, slots=True)
 class LoweredBlock:
     """One layer. The first dim of every tensor in a step is the batch; there is no sequence dim."""
 
     index: int
     config: ModelConfig
     attention_norm: LoweredNorm
-    query_key_value: tuple[Tensor, Tensor | None]
+    query_key_value: LoweredLinear
     query_norm: LoweredNorm | None
     key_norm: LoweredNorm | None
-    output: tuple[Tensor, Tensor | None]
+    output: LoweredLinear
     attention_post_norm: LoweredNorm | None
     feed_forward_norm: LoweredNorm
-    gate_up: tuple[Tensor, Tensor | None]
-    down: tuple[Tensor, Tensor | None]
+    gate_up: LoweredLinear
+    down: LoweredLinear
     feed_forward_post_norm: LoweredNorm | None
 
     @classmethod
@@ -131,44 +106,47 @@ class LoweredBlock:
         return cls(
             index=index,
             config=config,
-            attention_norm=LoweredNorm.of(block.attention_norm),
-            query_key_value=pack(attention.query, attention.key, attention.value),
-            query_norm=LoweredNorm.of_optional(attention.query_norm),
-            key_norm=LoweredNorm.of_optional(attention.key_norm),
-            output=pack(attention.output),
-            attention_post_norm=LoweredNorm.of_optional(block.attention_post_norm),
-            feed_forward_norm=LoweredNorm.of(block.feed_forward_norm),
-            gate_up=pack(feed_forward.gate, feed_forward.up),
-            down=pack(feed_forward.down),
-            feed_forward_post_norm=LoweredNorm.of_optional(block.feed_forward_post_norm),
+            attention_norm=LoweredNorm(block.attention_norm),
+            query_key_value=packed(attention.query, attention.key, attention.value),
+            query_norm=LoweredNorm.of(attention.query_norm),
+            key_norm=LoweredNorm.of(attention.key_norm),
+            output=packed(attention.output),
+            attention_post_norm=LoweredNorm.of(block.attention_post_norm),
+            feed_forward_norm=LoweredNorm(block.feed_forward_norm),
+            gate_up=packed(feed_forward.gate, feed_forward.up),
+            down=packed(feed_forward.down),
+            feed_forward_post_norm=LoweredNorm.of(block.feed_forward_post_norm),
         )
 
     def step(self, hidden: Tensor, view: DecodeView) -> Tensor:
         """[B,D] -> [B,D]."""
+        config = self.config
         attended = self._attend(self.attention_norm(hidden), view)
-        if self.attention_post_norm is not None:
-            attended = self.attention_post_norm(attended)
-        hidden = attended.add_(hidden)
-        fed = self._feed_forward(self.feed_forward_norm(hidden))
-        if self.feed_forward_post_norm is not None:
-            fed = self.feed_forward_post_norm(fed)
-        return fed.add_(hidden)
+        if self.attention_post_norm is None:
+            hidden = self.output(attended, hidden)
+        else:
+            hidden = self.attention_post_norm(self.output(attended)).add_(hidden)
+        gate, up = self.gate_up(self.feed_forward_norm(hidden)).chunk(2, dim=-1)
+        silu = config.activation == "silu"
+        inner = (F.silu(gate) if silu else F.gelu(gate, approximate="tanh")).mul_(up)
+        if self.feed_forward_post_norm is None:
+            return self.down(inner, hidden)
+        return self.feed_forward_post_norm(self.down(inner)).add_(hidden)
 
     def _attend(self, x: Tensor, view: DecodeView) -> Tensor:
+        """[B,D] -> [B,H*E], before the output projection."""
         config = self.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
-        packed = linear(x, *self.query_key_value).view(x.shape[0], -1, config.head_dim)
-        turned, value = packed.split((heads + kv_heads, kv_heads), dim=1)
+        both = self.query_key_value(x).view(x.shape[0], -1, config.head_dim)
+        turned, value = both.split((heads + kv_heads, kv_heads), dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = turned.split((heads, kv_heads), dim=1)
             turned = torch.cat((self.query_norm(query), self.key_norm(key)), dim=1)
         turned = view.rotate(turned, config.ropes[self.index])
         query, key = turned.split((heads, kv_heads), dim=1)
-        attended = view.attend(self.index, query, key, value, config)
-        return linear(attended.flatten(1), *self.output)
+        return view.attend(self.index, query, key, value, config).flatten(1)
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        gate, up = linear(x, *self.gate_up).chunk(2, dim=-1)
-        if self.config.activation == "silu":
-            return linear(F.silu(gate).mul_(up), *self.down)
-        return linear(F.gelu(gate, approximate="tanh").mul_(up), *self.down)
+
+def packed(*projections: Projection) -> LoweredLinear:
+    """Several projections of one input as one product."""
+    return LoweredLinear(*pack(*projections))
