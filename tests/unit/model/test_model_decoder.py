@@ -99,6 +99,8 @@ def test_starting_values_depend_on_seed_and_name_alone() -> None:
         assert torch.equal(value, values[name].bfloat16())
     for name, value in values.items():
         assert torch.equal(value, initial_value(name, value.shape, deep.config, 5))
+    first, second = (values[f"layers.{n}.attention.query.weight"] for n in (0, 1))
+    assert not torch.equal(first, second)
     deep.initialize(6)
     again = Decoder(config("llama"))
     again.initialize(5)
