@@ -22,7 +22,6 @@ from family_cases import (
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fivefold.core.errors import MissingExtraError
 from fivefold.kernels import dispatch
 from fivefold.model.families import export_config, parse_config
 
@@ -144,34 +143,3 @@ def test_bf16_is_no_further_from_fp32_than_transformers(
         ours_off += (logits(ours, tokens) - exact).square().mean().item()
         theirs_off += (theirs - exact).square().mean().item()
     assert 0 < ours_off**0.5 <= 1.02 * theirs_off**0.5
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_smollm2_equals_transformers(dtype: torch.dtype) -> None:
-    """The real 135M weights on real text."""
-    from transformers import AutoModelForCausalLM
-
-    from fivefold.weights.open import load_decoder, load_tokenizer, open_source
-
-    try:
-        source = open_source("smollm2")
-    except MissingExtraError as error:
-        pytest.skip(str(error))
-    tokens = torch.tensor([load_tokenizer("smollm2").encode(TEXT)])
-    theirs = AutoModelForCausalLM.from_pretrained(source.path, dtype=torch.float32).eval()
-    with torch.no_grad():
-        exact = theirs(tokens).logits
-        ours = logits(load_decoder("smollm2", dtype=dtype), tokens)
-        if dtype == torch.float32:
-            assert distance(ours, exact) <= TOLERANCE
-            return
-        rounded = theirs.bfloat16()(tokens).logits.float()
-    assert (ours - exact).square().mean() <= (rounded - exact).square().mean()
-    agree = (ours.argmax(-1) == exact.argmax(-1)).float().mean()
-    assert agree >= 0.9
-
-
-TEXT = (
-    "The city of Lyon lies where two rivers meet, the Rhône and the Saône. Silk was woven here "
-    "for four hundred years, on looms so tall that the houses were built around them."
-)
