@@ -115,14 +115,14 @@ GENERATION = """{% for m in messages %}
     {% if m.role == 'assistant' %}
 [{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}]
     {% else %}
-{{ m.content }}{# a comment #}
+{{ m.content }}{# a comment #}{{ m.name }}{{ m.absent }}
     {% endif %}
 {% endfor %}"""
 
 TURNS: list[dict[str, Any]] = [
     {"role": "user", "content": " What is 2 + 2? <b>&amp;</b> 'quoted' \"twice\" é 日本 "},
     {"role": "assistant", "content": "<think>\nsums\n</think>\n\n4.", "name": None},
-    {"role": "user", "content": "And the\n\nweather?"},
+    {"role": "user", "content": "And the\n\nweather?", "name": None, "tool_calls": None},
     {"role": "assistant", "content": "<think>I will ask</think>Fine."},
 ]
 SYSTEM = {"role": "system", "content": "  Be brief. "}
@@ -220,6 +220,14 @@ def test_a_broken_template_is_one_line(source: str, message: str) -> None:
     with pytest.raises(TokenizerError, match=message) as error:
         ChatTemplate(source).render(TURNS)
     assert "\n" not in str(error.value)
+
+
+def test_a_namespace_stores_no_underscored_names() -> None:
+    for source in ("{% set n = namespace(_a=1) %}", "{% set n = namespace() %}{% set n._a = 1 %}"):
+        with pytest.raises(TokenizerError, match="SecurityError: namespace attribute '_a'"):
+            ChatTemplate(source).render(TURNS)
+    allowed = "{% set n = namespace({'b': 2}, a=1) %}{% set n.a = n.a + n.b %}{{ n.a }}"
+    assert ChatTemplate(allowed).render(TURNS) == "3"
 
 
 @pytest.mark.parametrize(

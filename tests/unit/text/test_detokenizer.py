@@ -123,3 +123,15 @@ def test_other_decoders_are_streamed_by_comparing(decoder: str, words: list[str]
     assert tokenizer.spelling is None
     ids = [vocabulary.index(f"▁{w}" if f"▁{w}" in vocabulary else w) for w in words]
     assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+def test_other_decoders_hold_back_half_characters() -> None:
+    """Bytes, in a pipeline that is not recognized as SentencePiece's."""
+    vocabulary = ["[UNK]", "a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    backend = Backend(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, "[UNK]"))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.spelling is None
+    ids = [1, *(byte + 2 for byte in "é日😀".encode()), 1]
+    assert stream(tokenizer, ids) == ["a", "", "é", "", "", "日", "", "", "", "😀", "a", ""]
+    assert stream(tokenizer, ids[:-2])[-1] != ""  # an unfinished one comes out at the end

@@ -185,6 +185,16 @@ def test_what_stands_around_a_text(tmp_path: Path) -> None:
     assert text.encode("the", add_special=False) != [text.backend.token_to_id("▁the")]
 
 
+@pytest.mark.parametrize(("split", "whole"), [("llama-bpe", True), ("qwen2", False)])
+def test_words_that_no_merge_makes(split: str, whole: bool, tmp_path: Path) -> None:
+    """Llama 3's vocabulary has such words, and its reference tokenizer takes them whole."""
+    metadata = byte_level(pre=split)
+    for key, value in (("tokens", "zqx"), ("token_type", 1)):
+        metadata[f"tokenizer.ggml.{key}"].append(value)
+    tokenizer = read(write(tmp_path / "model.gguf", metadata))
+    assert (len(tokenizer.encode("zqx", add_special=False)) == 1) is whole
+
+
 def test_ids_that_end_an_answer(tmp_path: Path) -> None:
     count = len(byte_level()["tokenizer.ggml.tokens"])
     metadata = byte_level(eot_token_id=1, eom_token_id=2, padding_token_id=count)

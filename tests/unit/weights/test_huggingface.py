@@ -196,6 +196,16 @@ def test_links_inside_the_hub_cache_are_followed(tmp_path: Path) -> None:
         shutil.copy(file, repository / "blobs" / str(i))
         (snapshot / file.name).symlink_to(f"../../blobs/{i}")
     load_decoder(snapshot)
+    # Links may lead to the blobs; what an index says may not.
+    index = snapshot / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    name, file = next(iter(weight_map.items()))
+    blob = (snapshot / file).resolve()
+    index.unlink()
+    for escape in (f"../../blobs/{blob.name}", str(blob)):
+        index.write_text(json.dumps({"weight_map": weight_map | {name: escape}}))
+        with pytest.raises(WeightsError, match="lies outside its folder"):
+            load_decoder(snapshot)
 
 
 def test_saving_what_does_not_belong_to_the_configuration(tmp_path: Path) -> None:
