@@ -15,6 +15,7 @@ from fivefold.model.attention_backend import AttentionBackend
 from fivefold.model.config import ModelConfig, RopeConfig
 from fivefold.model.feed_forward import FeedForward
 from fivefold.model.norm import RMSNorm
+from fivefold.model.projection import Projection
 
 Tables = tuple[Tensor, Tensor]
 
@@ -44,7 +45,10 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token embedding, blocks, final norm and head (the embedding's own weight when tied)."""
+    """Token embedding, blocks, final norm and head (the embedding's own weight when tied).
+
+    Matrices have no defined values until `initialize`, or until weights are loaded.
+    """
 
     def __init__(
         self,
@@ -56,13 +60,14 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         with _Defaults(device, dtype):
-            self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+            table = config.vocab_size, config.hidden_size
+            self.embedding = nn.Embedding(*table, _weight=torch.empty(table))
             self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_layers))
             self.norm = RMSNorm(config)
             self.head = (
                 None
                 if config.tie_embeddings
-                else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+                else Projection(config.hidden_size, config.vocab_size, bias=False)
             )
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:

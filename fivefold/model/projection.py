@@ -8,7 +8,10 @@ from fivefold.kernels.linear import linear
 
 
 class Projection(nn.Linear):
-    """[..., I] to [..., O]."""
+    """[..., I] to [..., O]. Holds what memory held until values are set or loaded."""
+
+    def reset_parameters(self) -> None:
+        """Nothing: values that torch would draw are thrown away, and on `meta` cost a second."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the weight [O,I] and bias [O]."""
