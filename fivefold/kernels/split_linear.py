@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 FEW_ROWS = 8
-LEAST_OUTPUTS = 16  # a thread; for less, waking it costs more than it does
+LEAST_ELEMENTS = 1 << 17  # of a weight; for less, waking a thread costs more than it saves
 
 
 def is_split(x: Tensor, weight: Tensor) -> bool:
@@ -24,7 +24,7 @@ def is_split(x: Tensor, weight: Tensor) -> bool:
         and x.device.type == "cpu"
         and 0 < x.numel() <= FEW_ROWS * x.shape[-1]
         and weight.shape[0] % threads == 0
-        and weight.shape[0] >= LEAST_OUTPUTS * threads
+        and weight.numel() >= LEAST_ELEMENTS
         and weight.is_contiguous()
     )
 

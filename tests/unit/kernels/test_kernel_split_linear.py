@@ -9,6 +9,7 @@ import torch
 from kernel_cases import assert_within, double
 from kernel_cases import normal as normal_in
 
+from fivefold.kernels import split_linear as split_module
 from fivefold.kernels.linear import linear, linear_reference
 from fivefold.kernels.split_linear import is_split, split_linear
 
@@ -18,7 +19,8 @@ def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
 
 
 @pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(split_module, "LEAST_ELEMENTS", 96 * 40)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -44,6 +46,6 @@ def test_chosen_for_few_rows_whose_outputs_divide(threads: int) -> None:
     assert not is_split(normal(9, 40), weight)
     assert not is_split(normal(0, 40), weight)
     assert not is_split(normal(1, 40), normal(97, 40))
-    assert not is_split(normal(1, 40), normal(12, 40))
+    assert not is_split(normal(1, 40), normal(48, 40))
     assert not is_split(normal(1, 40), normal(40, 96).T)
     assert not is_split(normal(1, 40, dtype=torch.bfloat16), weight.bfloat16())

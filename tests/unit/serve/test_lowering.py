@@ -10,6 +10,7 @@ from torch import nn
 
 from fivefold.engines.serve.lowering import lower
 from fivefold.engines.serve.runner import ModelRunner
+from fivefold.kernels import split_linear
 from fivefold.model.cache import KVCache
 from fivefold.model.decoder import Decoder
 from tests.parity.small_models import KINDS, build
@@ -19,8 +20,9 @@ ALONE, UNIFORM, RAGGED = [11], [11, 11], [3, 17, 1, 9]
 
 
 @pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """With two, few fp32 rows take another product."""
+    monkeypatch.setattr(split_linear, "LEAST_ELEMENTS", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
