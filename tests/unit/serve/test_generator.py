@@ -205,7 +205,10 @@ def test_a_session_reads_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> No
     first = [d.token_id for d in session.stream([3, 4, 5, 6], params)]
     list(session.stream([3, 4, 5, 6, *first, 50, 51], params))  # all but the last token is held
     list(session.stream([3, 4, 99], params))
-    assert read == [4, 3, 1]
+    assert [d.token_id for d in session.stream([3, 4, 99], params)] == [
+        d.token_id for d in generator.stream([3, 4, 99], params)
+    ]  # the end of a prompt is computed again, even when all of it is held
+    assert read == [4, 3, 1, 1, 3]
 
 
 def test_an_abandoned_answer_leaves_the_session_usable() -> None:
