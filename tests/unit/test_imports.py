@@ -82,7 +82,9 @@ def test_core_and_cli_do_not_load_torch_distributed_or_torch() -> None:
     import sys
 
     code = "import sys, fivefold.cli.main; print('torch' in sys.modules)"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert printed.stdout.strip() == "False"
 
 
@@ -92,6 +94,8 @@ def test_no_environment_reads_outside_core_environment() -> None:
     readers = [
         str(path.relative_to(ROOT))
         for path in ROOT.rglob("*.py")
-        if any(read in path.read_text() for read in ("os.getenv(", "os.environ.get(", "os.environ["))
+        if any(
+            read in path.read_text() for read in ("os.getenv(", "os.environ.get(", "os.environ[")
+        )
     ]
     assert set(readers) <= allowed
