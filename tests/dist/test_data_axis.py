@@ -42,7 +42,15 @@ LAYOUTS = [
     "dp_replicate=2,dp_shard=2,zero=2,offload=optimizer",
     "dp_replicate=2,dp_shard=2,zero=3,offload=parameters",
 ]
-PLAIN = ["", "dp_replicate=2", "dp_shard=2,zero=1", "dp_shard=2,zero=2", "dp_shard=2,zero=3"]
+RESUMED = [
+    "",
+    "dp_replicate=4",
+    "dp_shard=4,zero=1",
+    "dp_shard=4,zero=2",
+    "dp_shard=4,zero=3",
+    "dp_replicate=2,dp_shard=2,zero=2",
+    "dp_replicate=2,dp_shard=2,zero=1,offload=optimizer",
+]
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +98,12 @@ def test_micro_batches_do_not_show(alone: dict[str, Any], micro_batch: int) -> N
     assert_same(cases.train("", micro_batch=micro_batch), alone["tied"])
 
 
-@pytest.mark.parametrize("layout", [*PLAIN, "dp_shard=2,zero=2,offload=optimizer"])
+@pytest.mark.parametrize("layout", RESUMED)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_resumed_run_goes_on_bit_for_bit(
     workers: GetWorkers, layout: str, precision: str
 ) -> None:
+    """On four ranks: two add up to the same bits in either order."""
     for found in on(workers, layout).run(cases.resumed, layout, precision):
         straight, again = found["rows"]
         assert straight == again

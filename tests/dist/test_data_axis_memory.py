@@ -38,8 +38,8 @@ def table(layout: Layout, precision: str, elements: int) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_rank_holds_what_zero_says(
     workers: Callable[[int], Workers], layout: str, precision: str
 ) -> None:

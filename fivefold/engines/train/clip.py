@@ -23,7 +23,7 @@ def clip_gradients(axis: DataAxis, limit: float | None) -> Tensor:
     for norm in norms:
         squares += norm.double().square()
     total = axis.sum_shards(squares).sqrt()
-    if limit is not None:
+    if limit is not None and gradients:
         factor = (limit / (total + EPSILON)).clamp(max=1.0).to(torch.float32)
         torch._foreach_mul_(gradients, factor)
     return total
