@@ -39,17 +39,19 @@ LAYOUTS = [
     "dp_replicate=2,dp_shard=2,zero=1",
     "dp_replicate=2,dp_shard=2,zero=2",
     "dp_replicate=2,dp_shard=2,zero=3",
-    "dp_replicate=2,dp_shard=2,zero=2,offload=optimizer",
-    "dp_replicate=2,dp_shard=2,zero=3,offload=parameters",
+    pytest.param("dp_replicate=2,dp_shard=2,zero=2,offload=optimizer", marks=pytest.mark.slow),
+    pytest.param("dp_replicate=2,dp_shard=2,zero=3,offload=parameters", marks=pytest.mark.slow),
 ]
 RESUMED = [
-    "",
-    "dp_replicate=4",
-    "dp_shard=4,zero=1",
-    "dp_shard=4,zero=2",
-    "dp_shard=4,zero=3",
-    "dp_replicate=2,dp_shard=2,zero=2",
-    "dp_replicate=2,dp_shard=2,zero=1,offload=optimizer",
+    ("", "fp32"),
+    ("", "bf16"),
+    ("dp_replicate=4", "fp32"),
+    ("dp_shard=4,zero=1", "bf16"),
+    ("dp_shard=4,zero=2", "fp32"),
+    ("dp_shard=4,zero=3", "fp32"),
+    ("dp_shard=4,zero=3", "bf16"),
+    ("dp_replicate=2,dp_shard=2,zero=2", "bf16"),
+    ("dp_replicate=2,dp_shard=2,zero=1,offload=optimizer", "fp32"),
 ]
 
 
@@ -98,8 +100,7 @@ def test_micro_batches_do_not_show(alone: dict[str, Any], micro_batch: int) -> N
     assert_same(cases.train("", micro_batch=micro_batch), alone["tied"])
 
 
-@pytest.mark.parametrize("layout", RESUMED)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("layout", "precision"), RESUMED)
 def test_a_resumed_run_goes_on_bit_for_bit(
     workers: GetWorkers, layout: str, precision: str
 ) -> None:
