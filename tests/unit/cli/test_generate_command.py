@@ -201,15 +201,15 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
 
-    def wait_for(self, text: str, seconds: float = 60) -> None:
-        """Read until `text` has come; what came until then is dropped from `seen`."""
+    def wait_for(self, *texts: str, seconds: float = 60) -> None:
+        """Read until one of `texts` has come; what came until then is dropped from `seen`."""
         deadline = time.monotonic() + seconds
-        while text not in self.seen:
+        while not (found := [text for text in texts if text in self.seen]):
             left = deadline - time.monotonic()
-            assert left > 0, f"no {text!r} in {self.seen[-500:]!r}"
+            assert left > 0, f"none of {texts!r} in {self.seen[-500:]!r}"
             if select.select([self.master], [], [], left)[0]:
                 self.seen += os.read(self.master, 65536).decode(errors="replace")
-        self.seen = self.seen[self.seen.index(text) + len(text) :]
+        self.seen = self.seen[self.seen.index(found[0]) + len(found[0]) :]
 
     def close(self) -> int:
         try:
@@ -227,12 +227,29 @@ def _take_terminal(slave: int) -> None:
     fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
 
-def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves(model: Path) -> None:
-    terminal = Terminal("--model", str(model), "--chat", "--max-new-tokens", "4000")
+def make_endless_model(folder: Path) -> Path:
+    """Says one of two letters forever: their rows of the head are opposite, all others zero."""
+    tokenizer = Tokenizer.train_bpe(iter(TEXT), 300)
+    _, decoder = build(
+        "llama", vocab_size=300, eos_token_id=0, bos_token_id=None, pad_token_id=0,
+        tie_word_embeddings=False, max_position_embeddings=65536,
+    )  # fmt: skip
+    first, second = (tokenizer.encode(letter, add_special=False)[0] for letter in "QZ")
+    weight = decoder.head_weight().data
+    row = weight[first].clone()
+    weight.zero_()
+    weight[first], weight[second] = row, -row
+    save_huggingface(folder, decoder, decoder.config, tokenizer)
+    return folder
+
+
+def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves(tmp_path: Path) -> None:
+    model = make_endless_model(tmp_path / "endless")
+    terminal = Terminal("--model", str(model), "--chat", "--max-new-tokens", "60000")
     terminal.wait_for("> ")
     terminal.type("Why is the sky blue?\n")
     terminal.wait_for("blue?")  # the echo
-    time.sleep(0.3)
+    terminal.wait_for("Q", "Z")  # the answer has begun, and would go on for a minute
     terminal.type("\x03")
     terminal.wait_for("end: stopped]")
     terminal.wait_for("> ")
