@@ -53,7 +53,7 @@ def quickstart(
     _title(console, "4. Export to a Hugging Face folder, and generate from it")
     _run(console, ["convert", str(folder), str(exported)])
     _run(console, ["generate", "--model", str(exported), "--prompt", CODE_PROMPT,
-                   "--max-new-tokens", "64"])  # fmt: skip
+                   "--max-new-tokens", "64", "--temperature", "0.7", "--top-p", "0.9", "--seed", "1"])  # fmt: skip
 
     losses = [row["loss"] for row in _metrics(folder)]
     table = Table(title="Where everything lies", show_header=False)
