@@ -4,54 +4,79 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
+from fivefold.axes.check import check_model
+from fivefold.axes.divided import divide_depth, divide_width
 from fivefold.axes.dp.protocol import DataAxis
 from fivefold.axes.dp.replicated import ReplicatedAxis
 from fivefold.axes.dp.sharded import ShardedAxis
-from fivefold.axes.mesh import alone_mesh, check_layout, check_rows
+from fivefold.axes.mesh import Mesh, alone_mesh, check_rows
+from fivefold.axes.parallel import ParallelModel
 from fivefold.axes.recompute import recompute_blocks
+from fivefold.axes.runners import divider, make_runner
 from fivefold.core.config import PrecisionSection
 from fivefold.core.layout import Layout
 from fivefold.model.decoder import Decoder
 from fivefold.precision.formats import DTYPES
 
 BUCKET_BYTES = 25 * 2**20
+ASSUMED_LENGTH = 2048  # tokens, for the cost of attention, where nobody said
 
 
 def apply(
     objective: nn.Module,
     *,
     layout: Layout,
-    mesh: DeviceMesh | None,
+    mesh: Mesh | None,
     precision: PrecisionSection,
     recompute: Literal["none", "selective", "full"] = "none",
     recompute_every: int = 1,
     compile: bool = False,
     bucket_bytes: int = BUCKET_BYTES,
-) -> DataAxis:
-    """Wrap `objective`, a module with a `decoder` of fp32 parameters, for `layout`.
+    sequence_length: int | None = None,
+    device: torch.device | None = None,
+) -> ParallelModel:
+    """Put `objective`, a module with a `decoder`, on the ranks of `layout`.
 
-    The order: activation checkpointing around blocks, compilation of each block (so that the
-    compiler sees the recomputation), the data axis outermost. Raises LayoutError for what cannot
-    be run.
+    The decoder has fp32 values, or is on the meta device: then memory is made on `device` for
+    what this rank holds, and `ParallelModel.fill` gives it values.
+
+    The order: width (tensor and expert parallelism cut parameters), activation checkpointing
+    around blocks, compilation of each block (so that the compiler sees the recomputation), depth
+    (pipeline stages take blocks), the data axis outermost. Raises LayoutError for what cannot be
+    run.
     """
-    check_layout(layout)
     decoder = objective.decoder
     assert isinstance(decoder, Decoder)
+    check_model(layout, decoder.config, sequence_length)
+    first = next(decoder.parameters())
+    device = device or first.device
+    sharded = layout.offload == "parameters" or (layout.shards > 1 and layout.zero == 3)
+    if sharded and mesh is None:
+        mesh = alone_mesh(layout, device.type)
+    cut = divide_width(objective, layout, mesh)
     check_rows(layout, dict(decoder.named_parameters()))
     recompute_blocks(decoder.layers, recompute, recompute_every)
     if compile:
         for block in decoder.layers:
             block.compile()
-    dtype, wire = DTYPES[precision.dtype], DTYPES[precision.reduce]
-    if layout.offload == "parameters" or (layout.dp_shard > 1 and layout.zero == 3):
-        mesh = mesh or alone_mesh(decoder.norm.weight.device.type)
-        return ShardedAxis(
-            objective, list(decoder.layers), layout=layout, mesh=mesh, dtype=dtype, wire_dtype=wire
-        )
-    return ReplicatedAxis(
-        objective, layout=layout, mesh=mesh, dtype=dtype, wire_dtype=wire,
-        bucket_bytes=bucket_bytes,
-    )  # fmt: skip
+    depth = divide_depth(objective, layout, mesh, cut, sequence_length or ASSUMED_LENGTH)
+    dtype = DTYPES[precision.dtype]
+    wire = dtype if dtype == torch.float64 else DTYPES[precision.reduce]
+    axis: DataAxis
+    if sharded:
+        assert mesh is not None
+        axis = ShardedAxis(
+            depth.module, depth.units, depth.cut,
+            layout=layout, mesh=mesh, device=device, dtype=dtype, wire_dtype=wire,
+        )  # fmt: skip
+    else:
+        axis = ReplicatedAxis(
+            depth.module, depth.cut,
+            layout=layout, mesh=mesh, device=device, dtype=dtype, wire_dtype=wire,
+            bucket_bytes=bucket_bytes,
+        )  # fmt: skip
+    runner = make_runner(depth, axis, layout, mesh, device, dtype)
+    return ParallelModel(axis, runner, mesh, device, divider(layout, mesh))

@@ -124,11 +124,27 @@ class OptimizerSection(Section):
 
 
 class PrecisionSection(Section):
-    """Number formats. Optimizer state and master parameters are fp32 always."""
+    """Number formats. Optimizer state and master parameters are fp32 (fp64 with `dtype: fp64`)."""
 
-    dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="compute format")
+    dtype: Literal["fp32", "bf16", "fp16", "fp64"] = Field(
+        "fp32", description="compute format; fp64: to compare layouts exactly"
+    )
     reduce: Literal["fp32", "bf16"] = Field("fp32", description="gradient reduction format")
     loss_scale: float = Field(65536.0, gt=0, description="fp16: initial dynamic loss scale")
+
+
+class MoESection(Section):
+    """How load is kept even over experts. Coefficients add to the loss per token."""
+
+    aux_loss: float = Field(0.0, ge=0, description="on a micro-batch's load; 0.001 to 0.01")
+    sequence_aux_loss: float = Field(0.0, ge=0, description="on each sequence's load; 0.0001")
+    router_z_loss: float = Field(0.0, ge=0, description="on log(sum(exp(logits)))^2; 0.001")
+    bias_update_rate: float = Field(
+        0.0, ge=0, description="DeepSeek-V3's bias, shifted after each step; 0.001"
+    )
+    capacity_factor: float | None = Field(
+        None, gt=0, description="tokens an expert takes, over its even share; null: all"
+    )
 
 
 class CheckpointSection(Section):
@@ -164,6 +180,7 @@ class RunConfig(Section):
     data: DataSection = DataSection()
     optimizer: OptimizerSection = OptimizerSection()
     precision: PrecisionSection = PrecisionSection()
+    moe: MoESection = MoESection()
     checkpoint: CheckpointSection = CheckpointSection()
     evaluate: EvaluateSection = EvaluateSection()
     observe: ObserveSection = ObserveSection()

@@ -6,21 +6,24 @@ training, serving and planning alike. "Axis" is a mesh axis; "dim" is a tensor d
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from fivefold.core.errors import LayoutError, nearest
 
 AXES = ("dp_replicate", "dp_shard", "tp", "pp", "cp", "ep")
+# Outermost first: ranks that differ in the last axis alone are neighbours.
+ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
 class Layout(BaseModel):
-    """Ways each axis splits, and what the data axis shards.
+    """Ways each axis splits, and how.
 
-    `zero` says what `dp_shard` ranks divide among themselves (Rajbhandari et al. 2020):
+    `zero` says what `dp_shard` x `cp` ranks divide among themselves (Rajbhandari et al. 2020):
     1 optimizer state, 2 also gradients, 3 also parameters. `dp_replicate > 1` together with
     `dp_shard > 1` is hybrid sharding (HSDP): shards inside a group, copies between groups.
+    `ep` reuses the ranks of `dp_shard` x `cp` x `tp`: it divides their number.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -32,9 +35,29 @@ class Layout(BaseModel):
     cp: int = Field(1, ge=1, description="context parallel ways")
     ep: int = Field(1, ge=1, description="expert parallel ways")
     zero: Literal[1, 2, 3] = Field(3, description="what dp_shard divides: ZeRO stage")
+    sequence_parallel: bool = Field(
+        True, description="tp ranks also divide the sequence between blocks"
+    )
+    ulysses: int = Field(1, ge=1, description="ways inside cp that divide heads; the rest is KV")
+    cp_kind: Literal["ring", "gather"] = Field("ring", description="how cp ranks share KV")
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zbv", "dualpipe", "dualpipe-v"] = (
+        Field("1f1b", description="order of micro-batches in the pipeline")
+    )
+    virtual: int = Field(1, ge=1, description="interleaved: stages a pipeline rank holds")
+    order: tuple[str, ...] = Field(
+        ORDER, description="axes from outermost to innermost (ranks next to each other)"
+    )
     offload: Literal["none", "optimizer", "parameters"] = Field(
         "none", description="keep optimizer state, or parameters too, in host memory"
     )
+
+    @field_validator("order", mode="before")
+    @classmethod
+    def _order(cls, value: Any) -> Any:
+        names = tuple(value.split("/")) if isinstance(value, str) else tuple(value)
+        if sorted(names) != sorted(ORDER):
+            raise ValueError(f"order must name each of {'/'.join(ORDER)} once")
+        return names
 
     @property
     def world_size(self) -> int:
@@ -45,6 +68,11 @@ class Layout(BaseModel):
     def dp(self) -> int:
         """Ranks that read different data."""
         return self.dp_replicate * self.dp_shard
+
+    @property
+    def shards(self) -> int:
+        """Ranks that divide the training state among themselves: context ranks take part."""
+        return self.dp_shard * self.cp
 
     @classmethod
     def parse(cls, text: str) -> Layout:
@@ -63,30 +91,45 @@ class Layout(BaseModel):
 
     def __str__(self) -> str:
         split = [f"{a}={getattr(self, a)}" for a in AXES if getattr(self, a) > 1]
-        if self.dp_shard > 1:
+        if self.shards > 1:
             split.append(f"zero={self.zero}")
-        if self.offload != "none":
-            split.append(f"offload={self.offload}")
-        return ",".join(split) or "single"
+        told = [*split]
+        for name in ("offload", "sequence_parallel", "ulysses", "cp_kind", "schedule", "virtual"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                told.append(f"{name}={getattr(self, name)}".lower())
+        if self.order != ORDER:
+            told.append(f"order={'/'.join(self.order)}")
+        return ",".join(told) or "single"
 
 
-def parse_assignments(text: str) -> dict[str, int | str]:
+def parse_assignments(text: str) -> dict[str, Any]:
     """`a=1,b=x` to a mapping whose keys are Layout's. Raises LayoutError for anything else."""
-    known = set(Layout.model_fields)
-    values: dict[str, int | str] = {}
+    values: dict[str, Any] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, separator, value = part.partition("=")
         name, value = name.strip(), value.strip()
         if not separator or not value:
             raise LayoutError(f"layout part {part!r} is not AXIS=N", "write e.g. dp_shard=2,tp=2")
-        if name not in known:
-            raise LayoutError(f"unknown layout axis {name!r}", nearest(name, known))
-        if name == "offload":
-            values[name] = value
-            continue
+        if name not in Layout.model_fields:
+            raise LayoutError(f"unknown layout axis {name!r}", nearest(name, Layout.model_fields))
+        values[name] = _value(name, value)
+    return values
+
+
+def _value(name: str, value: str) -> Any:
+    """`value` as the field's type, as far as a word alone tells; pydantic checks the rest."""
+    annotation = Layout.model_fields[name].annotation
+    if annotation is bool:
+        if value.lower() not in ("true", "false"):
+            raise LayoutError(f"layout {name}={value!r} is neither true nor false", "use one")
+        return value.lower() == "true"
+    choices = get_args(annotation)
+    if choices and isinstance(choices[0], str) and value not in choices:
+        raise LayoutError(f"layout {name}={value!r} is not known", nearest(value, choices))
+    if annotation is int or (choices and isinstance(choices[0], int)):
         if not value.isdigit() or int(value) < 1:
             raise LayoutError(
                 f"layout {name}={value!r} is not a positive whole number", "use 1, 2, …"
             )
-        values[name] = int(value)
-    return values
+        return int(value)
+    return value

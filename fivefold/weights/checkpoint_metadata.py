@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import pickle
 import warnings
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
@@ -17,12 +18,16 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, load
+from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.serialization import _get_layout
 
+from fivefold.axes.part import Part
 from fivefold.core.errors import CheckpointError
 from fivefold.weights.checkpoint_manifest import METADATA, Manifest, other_choice
 
@@ -101,22 +106,64 @@ def tensors_of(metadata: dcp.Metadata) -> dict[str, dcp.TensorStorageMetadata]:
     return cast(dict[str, dcp.TensorStorageMetadata], metadata.state_dict_metadata)
 
 
+class _PartsPlanner(LoadPlanner):
+    """Reads into parts of tensors, wherever the pieces in the files begin and end."""
+
+    def __init__(self, parts: Mapping[str, Part]) -> None:
+        self._parts = parts
+
+    def set_up_planner(
+        self, state_dict: Any, metadata: dcp.Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        assert metadata is not None
+        self._metadata = metadata
+
+    def create_local_plan(self) -> LoadPlan:
+        items = []
+        for name, part in self._parts.items():
+            place = part.slice
+            if place.numel:
+                chunk = dcp.ChunkStorageMetadata(
+                    torch.Size(place.offsets), torch.Size(place.sizes)
+                )
+                stored = self._metadata.state_dict_metadata[name]
+                items += create_read_items_for_chunk_list(name, stored, [chunk])  # type: ignore[arg-type]
+        return LoadPlan(items)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
+        raise CheckpointError("it holds something that is no tensor")
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        part = self._parts[read_item.dest_index.fqn]
+        return narrow_tensor_by_index(part.values, read_item.dest_offsets, read_item.lengths)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Nothing: the reader wrote into the part's own memory."""
+
+
 def load_into(
-    tensors: dict[str, Tensor],
+    tensors: Mapping[str, Tensor | Part],
     folder: Path,
     metadata: dcp.Metadata,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Fill `tensors` (plain, or DTensor in any placement) in place, each rank its own part.
+    """Fill `tensors` (plain, DTensor, or a Part) in place, each rank what it holds.
 
     `group`: the ranks that load together and fail together; None: this process for itself, also
     where a default process group exists. Raises CheckpointError for pieces that do not fit.
     """
+    parts = {n: t if isinstance(t, Part) else Part.of(t) for n, t in tensors.items()}
     try:
         load(
-            tensors,
+            {},  # the planner has it
             storage_reader=MetadataReader(folder, metadata),
-            planner=DefaultLoadPlanner(flatten_state_dict=False),
+            planner=_PartsPlanner(parts),
             process_group=group,
             no_dist=group is None,
         )

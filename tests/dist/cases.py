@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from fivefold.axes.apply import apply
-from fivefold.axes.dp.protocol import DataAxis
-from fivefold.axes.dp.rows import local
-from fivefold.axes.mesh import build_mesh
+from fivefold.axes.mesh import Mesh, build_mesh
+from fivefold.axes.parallel import ParallelModel
+from fivefold.axes.part import Part
 from fivefold.core.config import OptimizerSection, PrecisionSection
 from fivefold.core.layout import Layout
 from fivefold.engines.train.data.batch import Batch
@@ -66,7 +65,7 @@ def batches(step: int, rank: int, ranks: int, micro_batch: int) -> list[Batch]:
 
 
 @cache  # a mesh makes process groups, and the workers live long
-def mesh_of(layout: Layout) -> DeviceMesh | None:
+def mesh_of(layout: Layout) -> Mesh | None:
     return build_mesh(layout, "cpu") if layout.world_size > 1 else None
 
 
@@ -84,12 +83,14 @@ class Run:
         chosen = Layout.parse(layout)
         decoder = Decoder(parse_config(config))
         decoder.initialize(0)
-        self.ranks = chosen.dp
-        self.rank = dist.get_rank() if self.ranks > 1 else 0
-        self.axis: DataAxis = apply(
+        mesh = mesh_of(chosen)
+        self.rank, self.ranks = (
+            mesh.place(("dp_replicate", "dp_shard")) if mesh is not None else (0, 1)
+        )
+        self.axis: ParallelModel = apply(
             Objective(decoder, chunk=16),
             layout=chosen,
-            mesh=mesh_of(chosen),
+            mesh=mesh,
             precision=PrecisionSection(dtype=precision, reduce=reduce),
             **{"bucket_bytes": BUCKET_BYTES, **options},
         )
@@ -111,12 +112,23 @@ class Run:
     def state(self) -> dict[str, torch.Tensor]:
         """Masters and moments, whole, the same on each rank."""
         masters = {f"model/{name}": value for name, value in self.axis.masters().items()}
-        return {n: whole(v) for n, v in (masters | self.optimizer.state_tensors()).items()}
+        return whole(masters | self.optimizer.state_tensors())
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return full.detach().clone()
+def whole(parts: dict[str, Part]) -> dict[str, torch.Tensor]:
+    """Whole tensors on every rank, from what each rank holds. Collective where ranks run."""
+    here = {n: (p.slice, p.values.clone()) for n, p in parts.items()}
+    everywhere: list[Any] = [here]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        everywhere = [None] * dist.get_world_size()
+        dist.all_gather_object(everywhere, here)
+    full: dict[str, torch.Tensor] = {}
+    for rank_parts in everywhere:
+        for name, (place, values) in rank_parts.items():
+            if name not in full:
+                full[name] = torch.full(place.whole, torch.nan, dtype=values.dtype)
+            place.cut(full[name]).copy_(values)
+    return full
 
 
 def train(
@@ -148,7 +160,7 @@ def resumed(layout: str, precision: str = "fp32") -> dict[str, Any]:
             for run in (second, first)
         )
         for name, value in ours.items():
-            local(value).copy_(local(theirs[name]))
+            value.values.copy_(theirs[name].values)
     second.optimizer.load_scalars(first.optimizer.scalars())
     second.axis.publish()
     return {
@@ -190,7 +202,7 @@ def _backward(run: Run) -> None:
     """A step up to `reduce`."""
     for last in (False, True):
         batch = batches(1, run.rank, run.ranks, 1)[int(last)]
-        run.axis.begin(last)
+        run.axis.axis.begin(last)
         run.axis.module(batch.tokens, batch.labels, batch.positions, None).backward()
     run.axis.reduce()
 
@@ -206,7 +218,10 @@ def _storages() -> dict[int, torch.Tensor]:
 
 
 def _keys(tensors: Any) -> set[int]:
-    return {local(tensor).untyped_storage()._cdata for tensor in tensors}
+    plain = (t.values if isinstance(t, Part) else t for t in tensors)
+    return {
+        (t.to_local() if isinstance(t, DTensor) else t).untyped_storage()._cdata for t in plain
+    }
 
 
 def setup(layout: str, config: dict[str, Any], precision: str) -> Any:

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from fivefold.axes.dp.replicated import ReplicatedAxis
-from fivefold.axes.dp.sharded import ShardedAxis
+from fivefold.axes.parallel import ParallelModel
+from fivefold.axes.part import Slice
 from fivefold.engines.train.step import TrainStep
 from tests.dist import cases
 
@@ -70,18 +71,17 @@ def copies_not_summed() -> AbstractContextManager[Any]:
 
 def norm_counted_twice() -> AbstractContextManager[Any]:
     """Sums of squares added over copies as well as over parts."""
-    both = ExitStack()
-    for axis in (ReplicatedAxis, ShardedAxis):
-        both.enter_context(mock.patch.object(axis, "sum_shards", axis.sum))
-    return both
+    return mock.patch.object(Slice, "copied", lambda self, copy, copies: self)
 
 
 def norm_of_own_rows() -> AbstractContextManager[Any]:
     """Sums of squares not added over parts: each rank clips by another factor."""
-    both = ExitStack()
-    for axis in (ReplicatedAxis, ShardedAxis):
-        both.enter_context(mock.patch.object(axis, "sum_shards", lambda self, value: value))
-    return both
+    real = ParallelModel.sum
+    return mock.patch.object(
+        ParallelModel,
+        "sum",
+        lambda self, value: value if value.dtype == torch.float64 else real(self, value),
+    )
 
 
 def targets_of_this_rank_alone() -> AbstractContextManager[Any]:

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fivefold.axes.dp.protocol import Cut
 from fivefold.axes.dp.replicated import ReplicatedAxis
-from fivefold.axes.dp.rows import like
+from fivefold.axes.part import Slice
 from fivefold.core.layout import Layout
 from tests.dist.cases import mesh_of, whole
 from tests.dist.harness import Workers
@@ -25,10 +26,10 @@ class Experts(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.first = nn.Linear(WIDTH, WIDTH)
-        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(CHOICES))
+        self.branches = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(CHOICES))
 
     def forward(self, x: Tensor, expert: int) -> Tensor:
-        return self.experts[expert](torch.tanh(self.first(x))).square().sum()
+        return self.branches[expert](torch.tanh(self.first(x))).square().sum()
 
 
 def inputs(rank: int, index: int) -> Tensor:
@@ -39,9 +40,10 @@ def gradients(layout: str) -> dict[str, Tensor]:
     """Summed gradients of all ranks' micro-batches, whole."""
     chosen = Layout.parse(layout)
     module = Experts()
+    cut = Cut({name: Slice.of(p) for name, p in module.named_parameters()})
     axis = ReplicatedAxis(
-        module, layout=chosen, mesh=mesh_of(chosen), dtype=torch.float32,
-        wire_dtype=torch.float32, bucket_bytes=100,
+        module, cut, layout=chosen, mesh=mesh_of(chosen), device=torch.device("cpu"),
+        dtype=torch.float32, wire_dtype=torch.float32, bucket_bytes=100,
     )  # fmt: skip
     route = ROUTES[dist.get_rank()]
     for index, expert in enumerate(route):
@@ -49,7 +51,7 @@ def gradients(layout: str) -> dict[str, Tensor]:
         module(inputs(dist.get_rank(), index), expert).backward()
     axis.reduce()
     found = axis.gradients()
-    return {name: whole(like(found[name], m)) for name, m in axis.masters().items()}
+    return whole({name: m.like(found[name]) for name, m in axis.masters().items()})
 
 
 @pytest.mark.parametrize("layout", ["dp_replicate=2", "dp_shard=2,zero=1", "dp_shard=2,zero=2"])

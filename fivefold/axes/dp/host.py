@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 
-def host_copy(tensor: Tensor) -> Tensor:
-    """A new fp32 tensor in host memory with the values of `tensor`."""
-    copy = torch.empty(tensor.shape, dtype=torch.float32, pin_memory=torch.cuda.is_available())
+def host_copy(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A new tensor of `dtype` in host memory with the values of `tensor`."""
+    copy = torch.empty(tensor.shape, dtype=dtype, pin_memory=torch.cuda.is_available())
     return copy.copy_(tensor)
 
 
 class HostGradients:
-    """fp32 gradients brought to host buffers that live as long as the run."""
+    """Gradients brought to host buffers that live as long as the run."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
@@ -28,7 +28,7 @@ class HostGradients:
             if name in self._buffers:
                 self._buffers[name].copy_(gradient, non_blocking=True)
             else:
-                self._buffers[name] = host_copy(gradient)
+                self._buffers[name] = host_copy(gradient, gradient.dtype)
         if any(gradient.is_cuda for gradient in gradients.values()):
             torch.cuda.current_stream().synchronize()
         return dict(self._buffers)

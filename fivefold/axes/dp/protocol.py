@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch.distributed as dist
 from torch import Tensor, nn
+
+from fivefold.axes.part import Part, Slice
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What the other axes made of a module's parameters, by the decoder's names.
+
+    slices: where in the whole each lies. sums: groups over which its gradient is to be added
+    besides the data axis, because each rank of the group computes a part of it.
+    """
+
+    slices: Mapping[str, Slice]
+    sums: tuple[tuple[str, dist.ProcessGroup], ...] = ()
 
 
 class DataAxis(Protocol):
-    """Masters and gradients of one model over data-parallel ranks."""
+    """Masters and gradients of one model, or of one stage of it, over data-parallel ranks."""
 
     module: nn.Module  # call this for forward and loss
 
-    def masters(self) -> dict[str, Tensor]:
-        """fp32 parameters by the decoder's names: DTensor(Shard(0)) where sharded, else plain."""
+    def masters(self) -> dict[str, Part]:
+        """fp32 parameters by the decoder's names: what this rank holds of each."""
         ...
 
     def gradients(self) -> dict[str, Tensor]:
@@ -25,7 +43,7 @@ class DataAxis(Protocol):
         ...
 
     def reduce(self) -> None:
-        """Wait for communication: gradients are then the SUM over data ranks."""
+        """Wait for communication: gradients are then the SUM over all ranks that compute them."""
         ...
 
     def publish(self) -> None:
@@ -36,17 +54,14 @@ class DataAxis(Protocol):
         """Forget the gradients."""
         ...
 
-    def sum(self, value: Tensor) -> Tensor:
-        """`value` summed over all data ranks."""
-        ...
-
-    def sum_shards(self, value: Tensor) -> Tensor:
-        """`value` summed over the ranks that hold different parts of the masters."""
-        ...
-
 
 def decoder_name(name: str) -> str:
     """A parameter's name in the Decoder, without the prefixes of what wraps it."""
     for part in ("_checkpoint_wrapped_module.", "_orig_mod."):
         name = name.replace(part, "")
-    return name.removeprefix("decoder.")
+    return re.sub(r"^(\d+\.)?decoder\.", "", name)
+
+
+def is_expert(name: str) -> bool:
+    """Whether a parameter belongs to routed experts, which have data ranks of their own."""
+    return ".experts." in name

@@ -15,15 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.axes.dp.bucket import Bucket, flat_like, shard_of
-
-
-@dataclass(frozen=True)
-class Groups:
-    """Who sums: `data` all ranks, `shard` those that share state, `replicate` the copies."""
-
-    data: dist.ProcessGroup | None
-    shard: dist.ProcessGroup | None
-    replicate: dist.ProcessGroup | None
+from fivefold.axes.dp.groups import Groups
 
 
 @dataclass
@@ -135,7 +127,7 @@ class AllReducer(Reducer):
 
     def __init__(self, buckets: Sequence[Bucket], groups: Groups, wire_dtype: torch.dtype) -> None:
         super().__init__(buckets, groups, wire_dtype)
-        self._flats = [flat_like(b.parameters[0], b.numel, torch.float32) for b in self.buckets]
+        self._flats = [flat_like(b.parameters[0], b.numel, wide(b)) for b in self.buckets]
         self._views = [b.views(f) for b, f in zip(self.buckets, self._flats, strict=True)]
         self._attach()
 
@@ -156,14 +148,14 @@ class AllReducer(Reducer):
         view = self._views[index][place]
         if parameter.grad is not None and parameter.grad is not view:
             view += parameter.grad
-            parameter.grad = view if parameter.dtype == torch.float32 else None
+            parameter.grad = view if parameter.dtype == view.dtype else None
 
     def send(self, index: int, progress: Progress) -> None:
         """All-reduce over all data ranks."""
         if self.groups.data is None:
             return
         flat = self._flats[index]
-        if self.wire_dtype != torch.float32:
+        if self.wire_dtype.itemsize < flat.dtype.itemsize:
             flat = progress.wire = flat.to(self.wire_dtype)
         progress.works = [dist.all_reduce(flat, group=self.groups.data, async_op=True)]
 
@@ -181,7 +173,12 @@ class AllReducer(Reducer):
     def _attach(self) -> None:
         for bucket, views in zip(self.buckets, self._views, strict=True):
             for parameter, view in zip(bucket.parameters, views, strict=True):
-                parameter.grad = view if parameter.dtype == torch.float32 else None
+                parameter.grad = view if parameter.dtype == view.dtype else None
+
+
+def wide(bucket: Bucket) -> torch.dtype:
+    """The format gradients are collected in: fp32, or the parameters' own where that is wider."""
+    return torch.promote_types(bucket.parameters[0].dtype, torch.float32)
 
 
 class ScatterReducer(Reducer):
@@ -190,10 +187,10 @@ class ScatterReducer(Reducer):
     def __init__(self, buckets: Sequence[Bucket], groups: Groups, wire_dtype: torch.dtype) -> None:
         super().__init__(buckets, groups, wire_dtype)
         assert groups.shard is not None
-        self.rank, self.ranks = dist.get_rank(groups.shard), dist.get_world_size(groups.shard)
+        self.rank, self.ranks = groups.rank, groups.ranks
         self._full: list[Tensor | None] = [None] * len(self.buckets)
         self._shards = [
-            flat_like(b.parameters[0], b.shard_size(self.ranks), torch.float32)
+            flat_like(b.parameters[0], b.shard_size(self.ranks), wide(b))
             for b in self.buckets
         ]
 

@@ -5,22 +5,37 @@
 | DDP | whole | whole | whole |
 | ZeRO-1 | whole | whole | 1/R |
 | ZeRO-2 | whole | 1/R | 1/R |
+
+"Whole" is what the other axes leave of a parameter. Experts have data ranks of their own.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
-from fivefold.axes.dp.bucket import Bucket, make_buckets, shard_of
+from fivefold.axes.dp.bucket import Bucket, make_buckets, rows_of, shard_of
+from fivefold.axes.dp.groups import Groups, dense_groups, expert_groups
 from fivefold.axes.dp.host import HostGradients, host_copy
-from fivefold.axes.dp.protocol import decoder_name
-from fivefold.axes.dp.reducer import AllReducer, Groups, ScatterReducer
-from fivefold.axes.dp.rows import local, rows_as_dtensor
-from fivefold.axes.mesh import all_reduced, data_group, group_of
+from fivefold.axes.dp.materialize import materialize
+from fivefold.axes.dp.protocol import Cut, decoder_name, is_expert
+from fivefold.axes.dp.reducer import AllReducer, Reducer, ScatterReducer
+from fivefold.axes.dp.sums import add_parts
+from fivefold.axes.mesh import Mesh
+from fivefold.axes.part import Part
 from fivefold.core.layout import Layout
+
+
+@dataclass(frozen=True)
+class Family:
+    """Parameters that the same ranks sum and divide."""
+
+    groups: Groups
+    buckets: list[Bucket]
+    reducer: Reducer
 
 
 class ReplicatedAxis:
@@ -29,101 +44,121 @@ class ReplicatedAxis:
     def __init__(
         self,
         module: nn.Module,
+        cut: Cut,
         *,
         layout: Layout,
-        mesh: DeviceMesh | None,
+        mesh: Mesh | None,
+        device: torch.device,
         dtype: torch.dtype,
         wire_dtype: torch.dtype,
         bucket_bytes: int,
     ) -> None:
+        materialize(module, device)
         self.module = module
-        self._groups = Groups(
-            data_group(mesh), group_of(mesh, "dp_shard"), group_of(mesh, "dp_replicate")
-        )
-        self._ranks = layout.dp_shard
-        self._rank = 0 if self._groups.shard is None else dist.get_rank(self._groups.shard)
+        self._cut = cut
         self._host = HostGradients() if layout.offload == "optimizer" else None
         named = [(decoder_name(n), p) for n, p in module.named_parameters()]
-        self._masters = {
-            name: self._master(parameter, dtype, mesh if self._ranks > 1 else None)
-            for name, parameter in named
-        }
-        module.to(dtype)
         self._parameters = dict(named)
-        self._buckets = make_buckets(named, bucket_bytes)
-        scatter = self._ranks > 1 and layout.zero == 2
-        self._reducer = (ScatterReducer if scatter else AllReducer)(
-            self._buckets, self._groups, wire_dtype
-        )
+        self._dense, self._expert = dense_groups(mesh), expert_groups(mesh)
+        self._masters = {n: self._master(n, p, dtype) for n, p in named}
+        for _, parameter in named:  # buffers, of routers, stay fp32
+            parameter.data = parameter.data.to(dtype)
+        self._families = [
+            _family(part, groups, bucket_bytes, layout.zero == 2, wire_dtype)
+            for groups, part in (
+                (self._dense, [(n, p) for n, p in named if not is_expert(n)]),
+                (self._expert, [(n, p) for n, p in named if is_expert(n)]),
+            )
+            if part
+        ]
         self._gradients: dict[str, Tensor] = {}
 
-    def masters(self) -> dict[str, Tensor]:
+    def masters(self) -> dict[str, Part]:
         """fp32 masters by name."""
         return dict(self._masters)
 
     def gradients(self) -> dict[str, Tensor]:
-        """fp32 gradients of this rank's masters, summed over data ranks."""
+        """fp32 gradients of this rank's masters, summed over all that compute them."""
         return self._gradients
 
     def begin(self, last: bool) -> None:
         """Announce a micro-batch."""
-        self._reducer.begin(last)
+        for family in self._families:
+            family.reducer.begin(last)
 
     def reduce(self) -> None:
         """Wait for the sums, and lay hold of the rows that belong to this rank's masters."""
-        self._reducer.finish()
-        found = self._reducer.gradients()
-        if isinstance(self._reducer, AllReducer) and self._ranks > 1:
-            found = {n: shard_of(g, self._rank, self._ranks) for n, g in found.items()}
+        found: dict[str, Tensor] = {}
+        for family in self._families:
+            family.reducer.finish()
+            part = family.reducer.gradients()
+            if isinstance(family.reducer, AllReducer):
+                groups = family.groups
+                part = {n: shard_of(g, groups.rank, groups.ranks) for n, g in part.items()}
+            found |= part
+        add_parts(found, self._cut.sums)
         self._gradients = self._host.fetch(found) if self._host else found
 
     @torch.no_grad()
     def publish(self) -> None:
         """Copy masters to the compute parameters, gathering the other ranks' rows."""
-        if self._groups.shard is not None:
-            for bucket in self._buckets:
-                self._gather(bucket)
-            return
-        for name, parameter in self._parameters.items():
-            if self._masters[name].data_ptr() != parameter.data_ptr():
-                parameter.copy_(self._masters[name], non_blocking=True)
+        for family in self._families:
+            for bucket in family.buckets:
+                if family.groups.shard is not None:
+                    self._gather(bucket, family.groups)
+                else:
+                    self._copy(bucket)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
-        self._reducer.zero()
+        for family in self._families:
+            family.reducer.zero()
         self._gradients = {}
 
-    def sum(self, value: Tensor) -> Tensor:
-        """`value` summed over all data ranks."""
-        return all_reduced(value, self._groups.data)
-
-    def sum_shards(self, value: Tensor) -> Tensor:
-        """`value` summed over the ranks that divide the masters."""
-        return all_reduced(value, self._groups.shard)
-
-    def _master(
-        self, parameter: nn.Parameter, dtype: torch.dtype, mesh: DeviceMesh | None
-    ) -> Tensor:
+    def _master(self, name: str, parameter: nn.Parameter, dtype: torch.dtype) -> Part:
         """The fp32 value of this rank's rows, or of all: the parameter's own memory where it can."""
+        groups = self._expert if is_expert(name) else self._dense
         value = parameter.detach()
-        rows = value if mesh is None else shard_of(value, self._rank, self._ranks)
+        rows = shard_of(value, groups.rank, groups.ranks)
+        master = torch.promote_types(dtype, torch.float32)
+        slice = self._cut.slices[name].copied(groups.copy, groups.copies)
+        if groups.ranks > 1:
+            start = min(-(-value.shape[0] // groups.ranks) * groups.rank, value.shape[0])
+            slice = slice.narrow(0, start, rows_of(value, groups.rank, groups.ranks))
         if self._host:
-            rows = host_copy(rows)
-        elif dtype != torch.float32:
-            rows = rows.to(torch.float32, copy=True)
-        return rows if mesh is None else rows_as_dtensor(rows, value, mesh)
+            rows = host_copy(rows, master)
+        elif rows.dtype != master or dtype != master:
+            rows = rows.to(master, copy=True)
+        return Part(rows, slice)
 
-    def _gather(self, bucket: Bucket) -> None:
-        size = bucket.shard_size(self._ranks)
+    def _copy(self, bucket: Bucket) -> None:
+        for name, parameter in zip(bucket.names, bucket.parameters, strict=True):
+            values = self._masters[name].values
+            if values.data_ptr() != parameter.data_ptr():
+                parameter.copy_(values, non_blocking=True)
+
+    def _gather(self, bucket: Bucket, groups: Groups) -> None:
         like = bucket.parameters[0]
-        mine = like.new_zeros(size)
+        mine = like.new_zeros(bucket.shard_size(groups.ranks))
         for name, view in zip(
-            bucket.names, bucket.shard_views(mine, self._rank, self._ranks), strict=True
+            bucket.names, bucket.shard_views(mine, groups.rank, groups.ranks), strict=True
         ):
-            view.copy_(local(self._masters[name]), non_blocking=True)
-        whole = like.new_empty(size * self._ranks)
-        dist.all_gather_single(whole, mine, group=self._groups.shard)
-        for rank, flat in enumerate(whole.chunk(self._ranks)):
-            views = bucket.shard_views(flat, rank, self._ranks)
+            view.copy_(self._masters[name].values, non_blocking=True)
+        whole = like.new_empty(mine.numel() * groups.ranks)
+        dist.all_gather_single(whole, mine, group=groups.shard)
+        for rank, flat in enumerate(whole.chunk(groups.ranks)):
+            views = bucket.shard_views(flat, rank, groups.ranks)
             for parameter, view in zip(bucket.parameters, views, strict=True):
-                shard_of(parameter, rank, self._ranks).copy_(view)
+                shard_of(parameter, rank, groups.ranks).copy_(view)
+
+
+def _family(
+    named: list[tuple[str, nn.Parameter]],
+    groups: Groups,
+    bucket_bytes: int,
+    scatter: bool,
+    wire_dtype: torch.dtype,
+) -> Family:
+    buckets = make_buckets(named, bucket_bytes)
+    kind = ScatterReducer if scatter and groups.shard is not None else AllReducer
+    return Family(groups, buckets, kind(buckets, groups, wire_dtype))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -12,51 +13,73 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import DTensor
 
+from fivefold.axes.dp.groups import Groups, dense_groups, expert_groups
 from fivefold.axes.dp.host import HostGradients, host_copy
-from fivefold.axes.dp.protocol import decoder_name
-from fivefold.axes.dp.rows import like, local
-from fivefold.axes.mesh import all_reduced, data_group, group_of, shard_mesh
+from fivefold.axes.dp.materialize import materialize
+from fivefold.axes.dp.protocol import Cut, decoder_name, is_expert
+from fivefold.axes.dp.sums import add_parts
+from fivefold.axes.mesh import Mesh
+from fivefold.axes.part import Part
 from fivefold.core.layout import Layout
 
 
+@dataclass(frozen=True)
+class Units:
+    """What is gathered at a time: experts, which have data ranks of their own, then blocks, then
+    what is left of each stage."""
+
+    experts: tuple[nn.Module, ...]
+    blocks: tuple[nn.Module, ...]
+    stages: tuple[nn.Module, ...]
+
+
 class ShardedAxis:
-    """Each block, and the root for what is left, gathers its parameters when it runs."""
+    """Each block, and its stage for what is left, gathers its parameters when it runs."""
 
     def __init__(
         self,
         module: nn.Module,
-        blocks: list[nn.Module],
+        units: Units,
+        cut: Cut,
         *,
         layout: Layout,
-        mesh: DeviceMesh,
+        mesh: Mesh,
+        device: torch.device,
         dtype: torch.dtype,
         wire_dtype: torch.dtype,
     ) -> None:
+        master = torch.promote_types(dtype, torch.float32)
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(master)
         policy = MixedPrecisionPolicy(
-            param_dtype=None if dtype == torch.float32 else dtype,
+            param_dtype=None if dtype == master else dtype,
             reduce_dtype=wire_dtype,
             cast_forward_inputs=False,  # rotary tables stay fp32
         )
         offload: OffloadPolicy = OffloadPolicy()
         if layout.offload == "parameters":
             offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
-        for part in (*blocks, module):
-            fully_shard(part, mesh=shard_mesh(mesh), mp_policy=policy, offload_policy=offload)
+        for part in (*units.experts, *units.blocks, *units.stages):
+            where = mesh.expert_state_mesh if part in units.experts else mesh.state_mesh
+            fully_shard(part, mesh=where, mp_policy=policy, offload_policy=offload)
+        materialize(module, torch.device("cpu") if layout.offload == "parameters" else device)
         self.module = module
         for part in module.modules():
             if isinstance(part, FSDPModule):
                 # The loss is divided by the global number of targets: gradients add up as they are.
                 part.set_gradient_divide_factor(1.0)
                 part.set_force_sum_reduction_for_comms(True)
+        self._cut = cut
         self._parameters = {decoder_name(n): p for n, p in module.named_parameters()}
-        self._data, self._shard = data_group(mesh), group_of(mesh, "dp_shard")
+        self._dense, self._expert = dense_groups(mesh), expert_groups(mesh)
         self._host = HostGradients() if layout.offload == "optimizer" else None
-        self._masters = {name: self._master(p) for name, p in self._parameters.items()}
+        self._masters = {name: self._master(name, p) for name, p in self._parameters.items()}
         self._gradients: dict[str, Tensor] = {}
 
-    def masters(self) -> dict[str, Tensor]:
-        """fp32 DTensors: the sharded parameters themselves, or host copies under offload=optimizer."""
+    def masters(self) -> dict[str, Part]:
+        """The sharded parameters themselves, or host copies under offload=optimizer."""
         return dict(self._masters)
 
     def gradients(self) -> dict[str, Tensor]:
@@ -69,6 +92,7 @@ class ShardedAxis:
     def reduce(self) -> None:
         """FSDP waited at the end of backward; lay hold of the gradients."""
         found = {name: _gradient(parameter) for name, parameter in self._parameters.items()}
+        add_parts(found, self._cut.sums)
         self._gradients = self._host.fetch(found) if self._host else found
 
     @torch.no_grad()
@@ -76,7 +100,7 @@ class ShardedAxis:
         """Refresh what the next gathering reads, where that is not the masters themselves."""
         if self._host:
             for name, parameter in self._parameters.items():
-                local(parameter).copy_(local(self._masters[name]), non_blocking=True)
+                _local(parameter).copy_(self._masters[name].values, non_blocking=True)
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
@@ -84,21 +108,26 @@ class ShardedAxis:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def sum(self, value: Tensor) -> Tensor:
-        """`value` summed over all data ranks."""
-        return all_reduced(value, self._data)
+    def _master(self, name: str, parameter: nn.Parameter) -> Part:
+        groups: Groups = self._expert if is_expert(name) else self._dense
+        part = Part.of(parameter)  # its place in what the other axes left
+        cut = self._cut.slices[name]
+        slice = replace(
+            cut.copied(groups.copy, groups.copies),
+            offsets=tuple(a + b for a, b in zip(cut.offsets, part.slice.offsets, strict=True)),
+            sizes=part.slice.sizes,
+        )
+        values = host_copy(part.values, part.dtype) if self._host else part.values
+        return Part(values, slice)
 
-    def sum_shards(self, value: Tensor) -> Tensor:
-        """`value` summed over the ranks that divide the parameters."""
-        return all_reduced(value, self._shard)
 
-    def _master(self, parameter: nn.Parameter) -> Tensor:
-        value = parameter.detach()
-        return like(host_copy(local(value)), value) if self._host else value
+def _local(parameter: Tensor) -> Tensor:
+    assert isinstance(parameter, DTensor)
+    return parameter.to_local().detach()
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
     """This rank's shard; zeros for a parameter that was not used."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
-    return local(parameter.grad)
+    return _local(parameter.grad)

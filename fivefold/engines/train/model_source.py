@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+from torch import Size, Tensor
+
 from fivefold.core.config import ModelSection
 from fivefold.core.errors import ConfigError
 from fivefold.model.config import ModelConfig
-from fivefold.model.decoder import Decoder
+from fivefold.model.decoder import Decoder, initial_value
 from fivefold.model.families import parse_config
 from fivefold.text.tokenizer import Tokenizer
-from fivefold.weights.open import load_decoder, open_source
+from fivefold.weights.check import check_tensors
+from fivefold.weights.open import open_source
 from fivefold.weights.source import ModelSource
+
+FirstValue = Callable[[str, Size], Tensor]
 
 
 def read_model_config(section: ModelSection) -> ModelConfig:
@@ -29,13 +35,18 @@ def model_tokenizer(section: ModelSection) -> Callable[[], Tokenizer] | None:
     return open_source(section.source).tokenizer
 
 
-def build_decoder(section: ModelSection, config: ModelConfig, seed: int) -> Decoder:
-    """A decoder in fp32 on the host, with the source's weights or random values from `seed`."""
-    if section.source is not None and _use_weights(section, open_source(section.source)):
-        return load_decoder(section.source)
-    decoder = Decoder(config)
-    decoder.initialize(seed)
-    return decoder
+def first_values(section: ModelSection, config: ModelConfig, seed: int) -> FirstValue:
+    """The fp32 value that training starts from, by name and shape: the source's, or random.
+
+    Raises WeightsError, before anything is read, when the source's tensors are not the model's.
+    """
+    if section.source is not None:
+        source = open_source(section.source)
+        if _use_weights(section, source):
+            shapes = {n: tuple(p.shape) for n, p in Decoder(config, device="meta").named_parameters()}
+            check_tensors(source, shapes)
+            return lambda name, shape: source.get(name, torch.float32)
+    return lambda name, shape: initial_value(name, shape, config, seed)
 
 
 def check_vocabulary(tokenizer: Tokenizer, config: ModelConfig) -> None:

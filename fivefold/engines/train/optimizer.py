@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fivefold.axes.dp.rows import like, local
+from fivefold.axes.part import Part
 from fivefold.core.config import OptimizerSection
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -23,13 +23,13 @@ class MasterOptimizer:
 
     def __init__(
         self,
-        masters: dict[str, Tensor],
+        masters: dict[str, Part],
         gradients: Callable[[], dict[str, Tensor]],
         config: OptimizerSection,
     ) -> None:
         self._masters = masters
         self._gradients = gradients
-        self._locals = {name: local(master) for name, master in masters.items()}
+        self._locals = {name: master.values for name, master in masters.items()}
         self._moments = {
             moment: {name: torch.zeros_like(value) for name, value in self._locals.items()}
             for moment in MOMENTS
@@ -59,10 +59,10 @@ class MasterOptimizer:
         for value in self._held.values():
             value.grad = None
 
-    def state_tensors(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Part]:
         """`exp_avg/NAME` and `exp_avg_sq/NAME`, sharded as the masters are; for checkpoints."""
         return {
-            f"{moment}/{name}": like(value, self._masters[name])
+            f"{moment}/{name}": self._masters[name].like(value)
             for moment, values in self._moments.items()
             for name, value in values.items()
         }

@@ -14,9 +14,8 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
-from fivefold.axes.mesh import build_mesh
+from fivefold.axes.mesh import Mesh, build_mesh
 from fivefold.core.environment import Ranks, read_ranks, under_torchrun
 from fivefold.core.errors import FivefoldError, TrainingError
 from fivefold.core.layout import Layout
@@ -39,7 +38,12 @@ class Process:
 
     ranks: Ranks
     device: torch.device
-    mesh: DeviceMesh | None
+    mesh: Mesh | None
+
+    @property
+    def data_rank(self) -> tuple[int, int]:
+        """(index, count) among the ranks that read different sequences."""
+        return (0, 1) if self.mesh is None else self.mesh.place(("dp_replicate", "dp_shard"))
 
     def on_main(self, work: Callable[[], T]) -> T:
         """Do `work` on rank 0 alone; every rank gets its result, or raises its FivefoldError."""

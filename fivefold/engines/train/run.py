@@ -15,8 +15,8 @@ from fivefold.engines.train.data.loader import Loader
 from fivefold.engines.train.data.prepare import prepare
 from fivefold.engines.train.data.tokenizer import resolve_tokenizer
 from fivefold.engines.train.model_source import (
-    build_decoder,
     check_vocabulary,
+    first_values,
     model_tokenizer,
     read_model_config,
 )
@@ -26,6 +26,7 @@ from fivefold.engines.train.recorder import Recorder
 from fivefold.engines.train.run_directory import RunDirectory
 from fivefold.engines.train.stop import StopRequest
 from fivefold.engines.train.trainer import Trainer
+from fivefold.model.decoder import Decoder
 from fivefold.weights.model_files import write_model_files
 
 
@@ -50,7 +51,7 @@ def _train(config: RunConfig, process: Process, directory: RunDirectory) -> None
     seed_everything(config.train.seed, process.ranks.rank, config.train.deterministic)
     with StopRequest() as stop:
         trainer = build_trainer(config, process, directory)
-        resumed = trainer.resume()
+        resumed = trainer.resume_or_start()
         with trainer.recorder.running(trainer.position.step, resumed):
             finished = trainer.run(stop)
         if not finished:
@@ -65,13 +66,14 @@ def build_trainer(config: RunConfig, process: Process, directory: RunDirectory) 
     model_config = read_model_config(config.model)
     tokenizer = resolve_tokenizer(config.data, model_tokenizer(config.model), _cache(config))
     check_vocabulary(tokenizer, model_config)
+    values = first_values(config.model, model_config, config.train.seed)
     corpus = prepare(config.data, tokenizer, progress=process.ranks.is_main)
     objective = Objective(
-        build_decoder(config.model, model_config, config.train.seed).to(process.device),
+        Decoder(model_config, device="meta"),
         z_loss=config.train.z_loss,
         chunk=config.train.loss_chunk,
     )
-    axis = apply(
+    model = apply(
         objective,
         layout=config.layout,
         mesh=process.mesh,
@@ -79,6 +81,8 @@ def build_trainer(config: RunConfig, process: Process, directory: RunDirectory) 
         recompute=config.train.recompute,
         recompute_every=config.train.recompute_every,
         compile=config.train.compile,
+        sequence_length=config.data.sequence_length,
+        device=process.device,
     )
     checkpointer = Checkpointer(
         directory.checkpoints,
@@ -92,7 +96,7 @@ def build_trainer(config: RunConfig, process: Process, directory: RunDirectory) 
     held_out = (
         _loader(corpus, config, process, "evaluate") if config.data.evaluation_share else None
     )
-    return Trainer(config, process, axis, train, held_out, checkpointer, recorder)
+    return Trainer(config, process, model, values, train, held_out, checkpointer, recorder)
 
 
 def _loader(corpus: Corpus, config: RunConfig, process: Process, split: Split) -> Loader:
@@ -104,8 +108,8 @@ def _loader(corpus: Corpus, config: RunConfig, process: Process, split: Split) -
         seed=config.train.seed,
         shuffle=config.data.shuffle,
         micro_batch=config.train.micro_batch,
-        dp_rank=process.ranks.rank,
-        dp_size=process.ranks.world_size,
+        dp_rank=process.data_rank[0],
+        dp_size=process.data_rank[1],
     )
 
 

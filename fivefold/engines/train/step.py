@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from fivefold.axes.dp.protocol import DataAxis
+from fivefold.axes.parallel import ParallelModel
 from fivefold.core.errors import TrainingError
 from fivefold.engines.train.clip import clip_gradients
 from fivefold.engines.train.data.batch import Batch
@@ -42,13 +41,13 @@ class TrainStep:
 
     def __init__(
         self,
-        axis: DataAxis,
+        model: ParallelModel,
         optimizer: MasterOptimizer,
         scaler: DynamicLossScaler | None,
         clip_norm: float | None,
         device: torch.device,
     ) -> None:
-        self.axis = axis
+        self.model = model
         self.optimizer = optimizer
         self.scaler = scaler
         self.clip_norm = clip_norm
@@ -63,10 +62,10 @@ class TrainStep:
         """
         targets, stop_asked = self._agree(sum(b.targets for b in batches), stop)
         loss = self._accumulate(batches, targets)
-        self.axis.reduce()
+        self.model.reduce()
         if self.scaler is not None:
             self._unscale(self.scaler.scale)
-        norm = float(clip_gradients(self.axis, self.clip_norm))
+        norm = float(clip_gradients(self.model, self.clip_norm))
         overflow = self.scaler is not None and not math.isfinite(norm)
         result = StepResult(loss, norm, targets, overflow and math.isfinite(loss), stop_asked)
         if not math.isfinite(loss):
@@ -75,34 +74,22 @@ class TrainStep:
             raise NotFiniteError("gradient norm", result)
         if not overflow:
             self.optimizer.step(lr)
-            self.axis.publish()
+            self.model.publish()
         if self.scaler is not None:
             self.scaler.update(overflow)
-        self.axis.zero_grad()
+        self.model.zero_grad()
         return result
 
     def _agree(self, targets: int, stop: bool) -> tuple[int, bool]:
-        both = torch.tensor([targets, int(stop)], dtype=torch.int64, device=self.device)
-        total, asked = self.axis.sum(both).tolist()
+        own = targets if self.model.counts_sequences else 0
+        both = torch.tensor([own, int(stop)], dtype=torch.int64, device=self.device)
+        total, asked = self.model.sum(both).tolist()
         return int(total), bool(asked)
 
     def _accumulate(self, batches: Sequence[Batch], targets: int) -> float:
         scale = (self.scaler.scale if self.scaler else 1.0) / max(targets, 1)
-        total = torch.zeros((), dtype=torch.float32, device=self.device)
-        for index, batch in enumerate(batches):
-            self.axis.begin(last=index == len(batches) - 1)
-            loss = forward(self.axis, batch, self.device)
-            (loss * scale).backward()
-            total += loss.detach()
-        return float(self.axis.sum(total)) / max(targets, 1)
+        share = self.model.accumulate(batches, scale)
+        return float(self.model.sum(share)) / max(targets, 1)
 
     def _unscale(self, scale: float) -> None:
-        torch._foreach_mul_(list(self.axis.gradients().values()), 1.0 / scale)
-
-
-def forward(axis: DataAxis, batch: Batch, device: torch.device) -> Tensor:
-    """Loss sum of one micro-batch on `device`."""
-    documents = None if batch.documents is None else batch.documents.to(device)
-    return axis.module(
-        batch.tokens.to(device), batch.labels.to(device), batch.positions.to(device), documents
-    )
+        torch._foreach_mul_(list(self.model.gradients().values()), 1.0 / scale)

@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 
-from fivefold.axes.dp.protocol import DataAxis
+from fivefold.axes.parallel import ParallelModel
+from fivefold.axes.part import Part
 from fivefold.core.config import RunConfig
 from fivefold.core.errors import TrainingError
 from fivefold.engines.train.checkpoint.checkpointer import Checkpointer, TrainState
 from fivefold.engines.train.data.loader import Loader
+from fivefold.engines.train.model_source import FirstValue
 from fivefold.engines.train.optimizer import MasterOptimizer
 from fivefold.engines.train.process import Process
 from fivefold.engines.train.recorder import Recorder
 from fivefold.engines.train.schedule import learning_rate
-from fivefold.engines.train.step import NotFiniteError, StepResult, TrainStep, forward
+from fivefold.engines.train.step import NotFiniteError, StepResult, TrainStep
 from fivefold.engines.train.stop import StopRequest
 from fivefold.precision.loss_scaler import DynamicLossScaler
 
@@ -39,7 +41,8 @@ class Trainer:
         self,
         config: RunConfig,
         process: Process,
-        axis: DataAxis,
+        model: ParallelModel,
+        values: FirstValue,
         loader: Loader,
         held_out: Loader | None,
         checkpointer: Checkpointer,
@@ -47,23 +50,25 @@ class Trainer:
     ) -> None:
         self.config = config
         self.process = process
-        self.axis = axis
+        self.model = model
+        self.values = values
         self.loader = loader
         self.held_out = held_out
         self.checkpointer = checkpointer
         self.recorder = recorder
         self.position = Position()
-        self.optimizer = MasterOptimizer(axis.masters(), axis.gradients, config.optimizer)
+        self.optimizer = MasterOptimizer(model.masters(), model.gradients, config.optimizer)
         fp16 = config.precision.dtype == "fp16"
         self.scaler = DynamicLossScaler(config.precision.loss_scale) if fp16 else None
         self.step = TrainStep(
-            axis, self.optimizer, self.scaler, config.train.clip_norm, process.device
+            model, self.optimizer, self.scaler, config.train.clip_norm, process.device
         )
 
-    def resume(self) -> bool:
-        """Load the latest checkpoint, if there is one; True if so."""
+    def resume_or_start(self) -> bool:
+        """Load the latest checkpoint, or the first values if there is none; True if resumed."""
         latest = self.checkpointer.latest()
         if latest is None:
+            self.model.fill(self.values)
             return False
         loaded = self.checkpointer.load(latest, self._state())
         self.position = Position(**loaded.scalars["position"])
@@ -71,7 +76,7 @@ class Trainer:
         if self.scaler is not None and loaded.scalars["scaler"] is not None:
             self.scaler.load_state_dict(loaded.scalars["scaler"])
         self._restore_rng(loaded.rank_tensors)
-        self.axis.publish()
+        self.model.publish()
         return True
 
     def run(self, stop: StopRequest) -> bool:
@@ -147,10 +152,10 @@ class Trainer:
             return None
         batches = self.held_out.batches(0, self.config.evaluate.sequences)
         both = torch.zeros(2, dtype=torch.float64, device=self.process.device)
-        for batch in batches:
-            both[0] += forward(self.axis, batch, self.process.device)
-            both[1] += batch.targets
-        total, targets = self.axis.sum(both).tolist()
+        both[0] = self.model.evaluate(batches)
+        if self.model.counts_sequences:
+            both[1] = sum(batch.targets for batch in batches)
+        total, targets = self.model.sum(both).tolist()
         loss = total / max(targets, 1.0)
         self.recorder.evaluation(self.position.step, loss)
         return loss
@@ -164,7 +169,7 @@ class Trainer:
         self.recorder.event("checkpoint", step=self.position.step)
 
     def _state(self) -> TrainState:
-        masters = {f"model/{name}": value for name, value in self.axis.masters().items()}
+        masters: dict[str, Part] = {f"model/{n}": part for n, part in self.model.masters().items()}
         moments = {f"optimizer/{k}": v for k, v in self.optimizer.state_tensors().items()}
         scalars = {
             "position": vars(self.position).copy(),

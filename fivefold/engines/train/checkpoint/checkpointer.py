@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
 
+from fivefold.axes.part import Part
 from fivefold.core.errors import CheckpointError
 from fivefold.engines.train.checkpoint.background import Background
 from fivefold.engines.train.checkpoint.commit import Save
@@ -116,8 +117,17 @@ class Checkpointer:
         metadata = self._here.each(
             lambda: _matching_metadata(path, manifest, state.tensors), describe
         )
+        self._refuse_more(path, metadata, state.tensors)
         load_into(state.tensors, path, metadata, self._here.group)
         return self._here.each(lambda: self._read_rest(path, manifest, state), describe)
+
+    def _refuse_more(
+        self, path: Path, metadata: Metadata, tensors: Mapping[str, Tensor | Part]
+    ) -> None:
+        """Raise CheckpointError for a tensor that no rank has a place for."""
+        wanted = {name for names in self._here.gather(sorted(tensors)) for name in names}
+        if more := sorted(tensors_of(metadata).keys() - wanted):
+            raise CheckpointError(f"{path} holds {more[0]}, which this run has not", MEND)
 
     def _read_rest(self, path: Path, manifest: Manifest, state: TrainState) -> TrainState:
         saved = read_json(path, STATE)
@@ -157,22 +167,24 @@ def _share(files: dict[str, FileDigest], rank: int, size: int) -> list[tuple[str
     return mine
 
 
-def _matching_metadata(path: Path, manifest: Manifest, tensors: dict[str, Tensor]) -> Metadata:
+MEND = "resume with the configuration that wrote it, or start another run"
+
+
+def _matching_metadata(
+    path: Path, manifest: Manifest, tensors: Mapping[str, Tensor | Part]
+) -> Metadata:
     metadata = read_metadata(path, manifest)
     held = tensors_of(metadata)
-    mend = "resume with the configuration that wrote it, or start another run"
     for name, tensor in sorted(tensors.items()):
         if name not in held:
-            raise CheckpointError(f"{path} holds no tensor {name}", mend)
+            raise CheckpointError(f"{path} holds no tensor {name}", MEND)
         saved = held[name]
         if saved.size != tensor.shape or saved.properties.dtype != tensor.dtype:
             raise CheckpointError(
                 f"{path} holds {name} as {_words(saved.size, saved.properties.dtype)}, "
                 f"this run has {_words(tensor.shape, tensor.dtype)}",
-                mend,
+                MEND,
             )
-    if more := sorted(held.keys() - tensors.keys()):
-        raise CheckpointError(f"{path} holds {more[0]}, which this run has not", mend)
     return metadata
 
 

@@ -71,7 +71,7 @@ class Save:
         def describe(error: BaseException) -> CheckpointError:
             return self._describe(error, needed)
 
-        if len({outline for outline, _, _ in everywhere}) > 1:
+        if not _agree([outline for outline, _, _ in everywhere]):
             raise CheckpointError(
                 f"{self.target} was not written: the ranks hold tensors of different names or "
                 "shapes",
@@ -177,6 +177,16 @@ class Save:
             f"{self.target} is saved, but an old checkpoint cannot be removed: {_cause(error)}",
             "remove it by hand, or raise checkpoint.keep",
         )
+
+
+def _agree(outlines: list[dict[str, str]]) -> bool:
+    """Whether ranks that hold parts of one tensor describe it alike."""
+    seen: dict[str, str] = {}
+    return all(
+        seen.setdefault(name, words) == words
+        for outline in outlines
+        for name, words in outline.items()
+    )
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -1,0 +1,72 @@
+"""Layouts that a model cannot be run on, refused before any work: which number, and the mend."""
+
+from __future__ import annotations
+
+from fivefold.axes.tp.plan import check_heads
+from fivefold.core.errors import LayoutError
+from fivefold.core.layout import Layout
+from fivefold.model.config import ModelConfig
+
+SPLIT_BACKWARD = ("zb-h1", "zbv", "dualpipe", "dualpipe-v")
+
+
+def check_layout(layout: Layout) -> None:
+    """Raise LayoutError for combinations that no model can be run on."""
+    if layout.offload == "parameters" and layout.zero != 3:
+        raise LayoutError(
+            f"layout zero={layout.zero} keeps whole parameters where they compute, "
+            "which offload=parameters takes away",
+            "use zero=3, or offload=optimizer",
+        )
+    if layout.pp > 1:
+        _check_pipeline(layout)
+    ways = layout.dp_shard * layout.cp * layout.tp
+    if ways % layout.ep:
+        raise LayoutError(
+            f"layout ep={layout.ep} does not divide the {ways} ranks of dp_shard x cp x tp, "
+            "which experts are placed on",
+            f"use ep={max(n for n in range(1, layout.ep) if ways % n == 0)}, or a multiple of "
+            f"{layout.ep} as dp_shard",
+        )
+
+
+def _check_pipeline(layout: Layout) -> None:
+    if layout.zero == 2 and layout.shards > 1:
+        raise LayoutError(
+            f"layout zero=2 with pp={layout.pp} would save nothing over zero=1: a stage's "
+            "gradients are whole until its last micro-batch",
+            "use zero=1 or zero=3",
+        )
+    sharded = layout.offload == "parameters" or (layout.zero == 3 and layout.shards > 1)
+    if sharded and layout.schedule in SPLIT_BACKWARD:
+        raise LayoutError(
+            f"schedule={layout.schedule} postpones weight gradients, which zero=3 reduces as soon "
+            "as a block's backward is done",
+            "use zero=1, or schedule=1f1b or interleaved",
+        )
+
+
+def check_model(layout: Layout, config: ModelConfig, sequence_length: int | None = None) -> None:
+    """Raise LayoutError where `layout` does not divide the model or its sequences."""
+    check_layout(layout)
+    if layout.tp > 1:
+        check_heads(config, layout.tp)
+    ways = layout.tp * layout.cp if layout.sequence_parallel else layout.cp
+    if layout.tp > 1 and layout.sequence_parallel and sequence_length and sequence_length % ways:
+        raise LayoutError(
+            f"sequences of {sequence_length} tokens do not divide over cp={layout.cp} x "
+            f"tp={layout.tp}",
+            f"use data.sequence_length={sequence_length // ways * ways or ways}, or "
+            "layout.sequence_parallel=false",
+        )
+    experts = 0 if config.moe is None else config.moe.experts
+    if layout.ep > 1 and (not experts or experts % layout.ep):
+        raise LayoutError(
+            f"layout ep={layout.ep} does not divide the model's {experts} experts",
+            "use ep=1" if not experts else f"use a divisor of {experts}",
+        )
+    if experts and layout.tp > 1 and not layout.sequence_parallel:
+        raise LayoutError(
+            f"experts with tp={layout.tp} need sequence_parallel: each rank routes its own tokens",
+            "leave layout.sequence_parallel=true",
+        )
