@@ -1,0 +1,1 @@
+"""One file a schedule. Each gives `build`: the orders, from the numbers of ranks and micro-batches."""
