@@ -12,6 +12,7 @@ from fivefold import __version__
 from fivefold.cli.config import config_app
 from fivefold.cli.convert import convert
 from fivefold.cli.generate import generate
+from fivefold.cli.plan import plan_app
 from fivefold.cli.quickstart import quickstart
 from fivefold.cli.report import report
 from fivefold.cli.train import train
@@ -33,6 +34,7 @@ app.command()(generate)
 app.command()(convert)
 app.command()(report)
 app.add_typer(config_app)
+app.add_typer(plan_app)
 
 
 def _show_version(value: bool) -> None:
