@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -13,7 +12,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fivefold.axes.cp.axis import ContextAxis
 from fivefold.axes.cp.groups import context_groups
@@ -29,7 +27,6 @@ from fivefold.model.attention_backend import (
 from fivefold.model.decoder import Decoder
 from fivefold.model.families import parse_config
 from tests.dist import context_faults
-
 
 SMALL = 0.1  # in a window of one token, gradients of scores are zeros; others are about 1
 
@@ -54,19 +51,10 @@ class Case:
     scale: float = field(default=0.6)
 
 
-@cache  # groups are made once for each shape: the workers live long
-def _mesh() -> DeviceMesh:
-    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("cp",))
-
-
-@cache
-def _groups(ulysses: int) -> tuple[Any, Any]:
-    return context_groups(_mesh(), ulysses)
-
-
 def context_axis(ulysses: int, kind: str, multiple: int | None = None) -> ContextAxis:
     split = ContextSplit(dist.get_world_size(), dist.get_rank(), ulysses, multiple)
-    return ContextAxis(split, *_groups(ulysses), kind)  # type: ignore[arg-type]
+    groups = context_groups([list(range(split.cp))], ulysses)
+    return ContextAxis(split, *groups, kind)  # type: ignore[arg-type]
 
 
 def document_rows(lengths: tuple[tuple[int, ...], ...], length: int) -> Tensor | None:
@@ -157,7 +145,12 @@ CONFIG = {
 
 
 def decoder_step(
-    ulysses: int, kind: str, packed: bool, recompute: str = "none", fault: str = ""
+    ulysses: int,
+    kind: str,
+    packed: bool,
+    recompute: str = "none",
+    fault: str = "",
+    compile: bool = False,
 ) -> dict[str, float]:
     """Loss and gradients of a decoder on divided rows against whole rows, largest difference."""
     documents = document_rows(((11, 20, 8), (39,)) if packed else (), 39)
@@ -168,7 +161,7 @@ def decoder_step(
         local = axis.split(tokens, labels, positions, documents)
         backend = axis.attention(local.documents, local.places, local.length)
         found = _loss_and_gradients(
-            local.tokens, local.labels, local.positions, backend, recompute, True
+            local.tokens, local.labels, local.positions, backend, recompute, True, compile
         )
     return {
         name: float((found[name] - value).abs().max() / value.abs().max())
@@ -202,11 +195,15 @@ def _loss_and_gradients(
     backend: AttentionBackend,
     recompute: Any,
     divided: bool,
+    compile: bool = False,
 ) -> dict[str, Tensor]:
     decoder = Decoder(parse_config(CONFIG), dtype=torch.float64)
     decoder.initialize(0)
     parameters = dict(decoder.named_parameters())
     recompute_blocks(decoder.layers, recompute, 1)
+    if compile:
+        for block in decoder.layers:
+            block.compile(backend="aot_eager")
     hidden = decoder(tokens, positions, backend)
     logits = decoder.logits(hidden).flatten(0, 1)
     loss = F.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")
@@ -272,3 +269,9 @@ def _counted() -> Iterator[list[int]]:
         mock.patch.object(functional, "all_to_all_single", counted_exchange),
     ):
         yield sent
+
+
+def group_ranks(rows: list[list[int]], ulysses: int) -> list[list[int] | None]:
+    """Who is in this rank's ring and Ulysses groups."""
+    groups = context_groups(rows, ulysses)
+    return [dist.get_process_group_ranks(group) if group else None for group in groups]

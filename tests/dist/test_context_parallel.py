@@ -129,6 +129,15 @@ def test_recomputation(workers: GetWorkers, recompute: str) -> None:
         assert max(max(errors.values()) for errors in found) < EXACT, (ulysses, kind)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("ulysses", "kind"), KINDS[2])
+def test_compiled_blocks(workers: GetWorkers, ulysses: int, kind: str) -> None:
+    """Cut around attention."""
+    step = (context_cases.decoder_step, ulysses, kind, True, "none", "", True)
+    for errors in workers(2).run(*step):
+        assert max(errors.values()) < EXACT, errors
+
+
 FAULTY: list[tuple[str, Case]] = [
     ("keys_off_by_one", Case(window=9)),
     ("documents_forgotten", CASES["packed"]),
@@ -177,3 +186,16 @@ def formula(case: Case, world: int) -> tuple[int, int]:
     message = tokens * keys_sent * dims  # (ulysses x tokens) of (1 / ulysses) of the heads
     forward = exchange + (ring - 1) * message * size
     return forward, exchange + (ring - 1) * message * (size + 4)
+
+
+def test_groups(workers: GetWorkers) -> None:
+    ranks = context_cases.group_ranks
+    assert workers(4).run(ranks, [[0, 1, 2, 3]], 2) == [
+        [[0, 2], [0, 1]], [[1, 3], [0, 1]], [[0, 2], [2, 3]], [[1, 3], [2, 3]],
+    ]  # fmt: skip
+    assert workers(4).run(ranks, [[0, 2], [1, 3]], 1) == [
+        [[0, 2], None], [[1, 3], None], [[0, 2], None], [[1, 3], None],
+    ]  # fmt: skip
+    assert workers(4).run(ranks, [[0, 2], [1, 3]], 2) == [
+        [None, [0, 2]], [None, [1, 3]], [None, [0, 2]], [None, [1, 3]],
+    ]  # fmt: skip

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.axes.cp.block import Rule
+from fivefold.axes.cp.eager import eager
 from fivefold.axes.cp.message import heads_first, pack, unpack
 from fivefold.axes.cp.online import OnlineBackward, OnlineForward
 from fivefold.axes.cp.sight import Sight
@@ -37,10 +38,10 @@ class GatherAttention:
         self.group = group
         self.sight = sight
         self.runs = tuple(runs)
+        self._attend = eager(_attend)
         self.keys = tuple(sorted(run for of_rank in runs for run in of_rank))
         self.most = max(tokens_in(of_rank) for of_rank in runs)
 
-    @torch.compiler.disable  # one place where compiled blocks are cut, as with a ring
     def __call__(
         self,
         query: Tensor,
@@ -53,7 +54,7 @@ class GatherAttention:
         softcap: float | None,
     ) -> Tensor:
         """[B,L,H,W] of this rank's [B,L,H,E], [B,L,K,E] and [B,L,K,W]."""
-        return _Gather.apply(query, key, value, self, Rule(scale, window, softcap))
+        return self._attend(query, key, value, self, Rule(scale, window, softcap))
 
     def gather(self, mine: Tensor) -> Tensor:
         """[S,B,K,E+W] in the order of places, of each rank's [L,B,K,E+W]."""
@@ -80,6 +81,10 @@ class GatherAttention:
         return torch.cat(rows)[torch.cat(places).argsort()]
 
 
+def _attend(*inputs: Any) -> Tensor:
+    return _Gather.apply(*inputs)
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -98,8 +103,8 @@ class _Gather(torch.autograd.Function):
         query, key, value, result, total = ctx.saved_tensors
         backend: GatherAttention = ctx.backend
         key_dim = key.shape[-1]
-        first = (x.transpose(1, 2) for x in (grads[0], query, result))
-        online = OnlineBackward(*first, total, backend.sight, ctx.rule)
+        grad, queries, results = (x.transpose(1, 2) for x in (grads[0], query, result))
+        online = OnlineBackward(grad, queries, results, total, backend.sight, ctx.rule)
         whole = backend.gather(pack(key, value))
         found = torch.zeros_like(whole, dtype=total.dtype)
         online.add(*heads_first(whole, key_dim), backend.keys, *heads_first(found, key_dim))

@@ -1,41 +1,30 @@
-"""The two process groups of a context rank, cut from the mesh."""
+"""The two process groups of a context rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+
+from fivefold.axes.mesh import subgroup
 
 Group = dist.ProcessGroup | None
 
 
-def context_groups(mesh: DeviceMesh, ulysses: int) -> tuple[Group, Group]:
+def context_groups(rows: Sequence[Sequence[int]], ulysses: int) -> tuple[Group, Group]:
     """(ring group, Ulysses group) of this rank; None where that is one rank.
 
-    `mesh` has a dim `cp`. Neighbours along it, `ulysses` at a time, share out heads: theirs is
-    the heavier traffic for one layer, and neighbours have the faster links. Every rank of the
-    mesh must call this, once.
+    `rows`: the ranks of every context group (`Mesh.ranks(("cp",))`). Neighbours in a row, `ulysses`
+    at a time, share out heads: theirs is the heavier traffic for one layer, and neighbours have
+    the faster links. A collective call.
     """
-    assert mesh.mesh_dim_names is not None
-    dim = mesh.mesh_dim_names.index("cp")
-    ways = mesh.size(dim)
-    if ways == 1:
-        return None, None
-    if ulysses == 1:
-        return mesh.get_group("cp"), None
-    if ulysses == ways:
-        return None, mesh.get_group("cp")
-    rows = mesh.mesh.movedim(dim, -1).reshape(-1, ways // ulysses, ulysses)
-    ring = _mine(rows.transpose(1, 2).flatten(0, 1).tolist())
-    return ring, _mine(rows.flatten(0, 1).tolist())
-
-
-def _mine(groups: Sequence[list[int]]) -> Group:
-    """Make all `groups`, which every rank has to; the one with this rank."""
-    mine = None
-    for ranks in groups:
-        group = dist.new_group(ranks)
-        if dist.get_rank() in ranks:
-            mine = group
-    return mine
+    sharing = [
+        list(row[start : start + ulysses]) for row in rows for start in range(0, len(row), ulysses)
+    ]
+    ways = len(rows[0]) // ulysses
+    rings = [
+        [sharing[start + hop][which] for hop in range(ways)]
+        for start in range(0, len(sharing), ways)
+        for which in range(ulysses)
+    ]
+    return subgroup(rings), subgroup(sharing)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.axes.cp.block import Rule
+from fivefold.axes.cp.eager import eager
 from fivefold.axes.cp.message import heads_first, pack, unpack
 from fivefold.axes.cp.online import OnlineBackward, OnlineForward
 from fivefold.axes.cp.sight import Sight
@@ -72,8 +73,8 @@ class RingAttention:
         self.ring = Ring(group)
         self.sight = sight
         self.runs = tuple(runs)
+        self._attend = eager(_attend)  # the compiler does not trace sends
 
-    @torch.compiler.disable  # the compiler does not trace sends
     def __call__(
         self,
         query: Tensor,
@@ -86,7 +87,11 @@ class RingAttention:
         softcap: float | None,
     ) -> Tensor:
         """[B,L,H,W] of this rank's [B,L,H,E], [B,L,K,E] and [B,L,K,W]."""
-        return _Ring.apply(query, key, value, self, Rule(scale, window, softcap))
+        return self._attend(query, key, value, self, Rule(scale, window, softcap))
+
+
+def _attend(*inputs: Any) -> Tensor:
+    return _Ring.apply(*inputs)
 
 
 class _Ring(torch.autograd.Function):
@@ -110,8 +115,8 @@ class _Ring(torch.autograd.Function):
         query, key, value, result, total = ctx.saved_tensors
         backend: RingAttention = ctx.backend
         ring, key_dim = backend.ring, key.shape[-1]
-        first = (x.transpose(1, 2) for x in (grads[0], query, result))
-        online = OnlineBackward(*first, total, backend.sight, ctx.rule)
+        grad, queries, results = (x.transpose(1, 2) for x in (grads[0], query, result))
+        online = OnlineBackward(grad, queries, results, total, backend.sight, ctx.rule)
         here = pack(key, value)
         gradient_passage: Passage | None = None
         for hop in range(ring.size):
