@@ -37,15 +37,13 @@ def flash_forward(
     wide, width = torch.promote_types(query.dtype, torch.float32), value.shape[-1]
     query, key, value = _operands(query, key, value)
     if query.device.type == "cuda":
-        found = torch.ops.aten._scaled_dot_product_flash_attention(
-            query, key, value, 0.0, causal, False, scale=rule.scale
-        )
-        return found[0][..., :width].to(wide), found[1].to(wide)
+        result, total = cuda_forward(query, key, value, causal, rule.scale)
+        return result[..., :width].to(wide), total.to(wide)
     result, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, causal, attn_mask=_additive(mask, query.dtype), scale=rule.scale
     )
     result, total = result[..., :width].to(wide), total.to(wide)
-    if mask is not None:  # the kernel's log-sum-exp of a row without a key is not a number
+    if mask is not None:  # the kernel gives a row without a key a log-sum-exp of zero
         empty = ~mask.any(-1).unsqueeze(1)
         total = total.masked_fill(empty, float("-inf"))
         result = result.masked_fill(empty.unsqueeze(-1), 0.0)
@@ -69,11 +67,7 @@ def flash_backward(
     query, key, value = _operands(query, key, value)
     grad, result = (_widened(x.to(query.dtype), query.shape[-1]) for x in (grad, result))
     if query.device.type == "cuda":
-        nothing = torch.empty(0, dtype=torch.int64, device=query.device)
-        grads = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            grad, query, key, value, result, total.float(), None, None, query.shape[2],
-            key.shape[2], 0.0, causal, nothing, nothing, scale=rule.scale,
-        )  # fmt: skip
+        grads = cuda_backward(grad, query, key, value, result, total, causal, rule.scale)
     else:
         lse = total if query.dtype == torch.float64 else total.float()
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -82,6 +76,34 @@ def flash_backward(
         )  # fmt: skip
     found = [g[..., :dim].to(wide) for g, dim in zip(grads, dims, strict=True)]
     return found[0], found[1], found[2]
+
+
+def cuda_forward(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Result and log-sum-exp by the CUDA kernel, of operands as it wants them."""
+    found = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, 0.0, causal, False, scale=scale
+    )
+    return found[0], found[1]
+
+
+def cuda_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    result: Tensor,
+    total: Tensor,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by the CUDA kernel; it draws no random numbers, so it wants no state of them."""
+    nothing = torch.empty(0, dtype=torch.int64, device=query.device)
+    return torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        grad, query, key, value, result, total.float(), None, None, query.shape[2],
+        key.shape[2], 0.0, causal, nothing, nothing, scale=scale,
+    )  # fmt: skip
 
 
 def _operands(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,8 +15,8 @@ def context_groups(rows: Sequence[Sequence[int]], ulysses: int) -> tuple[Group, 
     """(ring group, Ulysses group) of this rank; None where that is one rank.
 
     `rows`: the ranks of every context group (`Mesh.ranks(("cp",))`). Neighbours in a row, `ulysses`
-    at a time, share out heads: theirs is the heavier traffic for one layer, and neighbours have
-    the faster links. A collective call.
+    at a time, share out heads: no computation hides their messages, and neighbours have the
+    faster links. A collective call.
     """
     sharing = [
         list(row[start : start + ulysses]) for row in rows for start in range(0, len(row), ulysses)

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from fivefold.axes.cp import block
 from fivefold.axes.cp.block import Rule, plain_backward, plain_forward
-from fivefold.axes.cp.flash import flash_backward, flash_covers, flash_forward
+from fivefold.axes.cp.flash import (
+    cuda_backward,
+    cuda_forward,
+    flash_backward,
+    flash_covers,
+    flash_forward,
+)
 from fivefold.axes.cp.message import heads_first, pack, unpack
 from fivefold.axes.cp.online import OnlineBackward, OnlineForward
 from fivefold.axes.cp.sight import Sight
@@ -37,9 +43,9 @@ def some_mask(queries: int, keys: int) -> Tensor:
 
 
 def gradients(
-    backward: Any, operands: tuple[Tensor, ...], mask: Tensor | None, causal: bool, rule: Rule
+    backward: Any, operands: Any, mask: Tensor | None, causal: bool, rule: Rule
 ) -> tuple[Tensor, ...]:
-    result, total = plain_forward(*operands, mask, causal, rule)  # type: ignore[call-arg]
+    result, total = plain_forward(*operands, mask, causal, rule)
     grad = torch.randn(result.shape, generator=torch.Generator().manual_seed(9)).to(result)
     total = total.masked_fill(total == float("-inf"), 3.0)  # of keys in other blocks
     return backward(grad, *operands, result, total, mask, causal, rule)
@@ -65,16 +71,50 @@ def test_flash_and_plain_blocks_are_the_same(key_dim: int, value_dim: int, maske
         torch.testing.assert_close(ours, theirs, rtol=FP64, atol=FP64)
 
 
+def test_the_cuda_kernels_take_these_arguments() -> None:
+    """Shapes alone, on a device without values."""
+    low = operands(64, 32, 16, 16, torch.bfloat16)
+    query, key, value = (x.to("meta") for x in low)
+    result, total = cuda_forward(query, key, value, False, 0.5)
+    assert result.shape == query.shape and total.shape == query.shape[:-1]
+    assert total.dtype == torch.float32
+    found = cuda_backward(result, query, key, value, result, total, False, 0.5)
+    assert [x.shape for x in found] == [query.shape, key.shape, value.shape]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("key_dim", "value_dim"), [(64, 64), (12, 8)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_cuda_blocks(key_dim: int, value_dim: int, causal: bool) -> None:
+    low: Any = tuple(x.cuda() for x in operands(64, 64, key_dim, value_dim, torch.bfloat16))
+    assert flash_covers(low[0], low[2], None, Rule(0.2))
+    pairs = [
+        *zip(
+            flash_forward(*low, None, causal, Rule(0.2)),
+            plain_forward(*low, None, causal, Rule(0.2)),
+            strict=True,
+        ),
+        *zip(
+            gradients(flash_backward, low, None, causal, Rule(0.2)),
+            gradients(plain_backward, low, None, causal, Rule(0.2)),
+            strict=True,
+        ),
+    ]
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_flash_blocks_of_low_precision(masked: bool) -> None:
     wide = operands(40, 24, 16, 16)
-    low = tuple(x.bfloat16() for x in wide)
+    low: Any = tuple(x.bfloat16() for x in wide)
     mask = some_mask(40, 24) if masked else None
     rule = Rule(0.2)
-    exact = tuple(x.double() for x in low)
+    exact: Any = tuple(x.double() for x in low)
     for ours, theirs in zip(
-        flash_forward(*low, mask, False, rule),  # type: ignore[arg-type]
-        plain_forward(*exact, mask, False, rule),  # type: ignore[arg-type]
+        flash_forward(*low, mask, False, rule),
+        plain_forward(*exact, mask, False, rule),
         strict=True,
     ):
         assert ours.dtype == torch.float32
