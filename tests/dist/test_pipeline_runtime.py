@@ -101,7 +101,7 @@ def test_sends_that_end_when_they_are_received_do_not_stop_the_pipeline(
         ("scaled_at_every_stage", "1f1b"),
         ("scaled_at_every_stage", "zbv"),
         ("weights_delivered_twice", "zb-h1"),
-        ("copies_not_summed", "dualpipe"),
+        ("weights_delivered_twice", "dualpipe"),
     ],
 )
 def test_planted_faults_show(workers: GetWorkers, fault: str, name: str) -> None:

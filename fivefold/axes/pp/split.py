@@ -27,14 +27,16 @@ class LayerCosts:
 
 
 def estimate_costs(decoder: Decoder, sequence_length: int) -> LayerCosts:
-    """From the shapes of the weights (a model on `meta` will do) and the attention's square.
+    """From the shapes of the weights and the attention's square.
 
     Of stacked experts [X,F,D] a token passes through as many as the model routes it to. Looking a token
-    up in the embedding reads one row.
+    up in the embedding reads one row. Other axes may have cut this decoder's weights already, which
+    changes nothing: they cut all layers alike, and the shapes come from its config.
     """
     config = decoder.config
+    whole = Decoder(config, device="meta")
     layers = []
-    for layer, window in zip(decoder.layers, config.windows, strict=True):
+    for layer, window in zip(whole.layers, config.windows, strict=True):
         keys = attended_keys(sequence_length, window)
         attention = 2 * config.num_heads * config.head_dim * keys
         layers.append(_products(layer, _experts_used(config)) + attention)

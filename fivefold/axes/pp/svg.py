@@ -12,7 +12,7 @@ COLOUR: dict[Kind, str] = {"F": "#8fb8de", "B": "#a5d6a7", "I": "#80cbc4", "W": 
 IDLE, MESSAGE = "#ececec", "#c62828"
 ROW, GAP, LEFT, TOP = 26, 6, 64, 40
 NARROWEST, WIDEST = 900.0, 4000.0  # of the drawing, in pixels
-CELL = 22.0  # pixels that a typical action would like to have
+CELL = 22.0  # pixels that a short action would like to have
 
 
 def svg(timeline: Timeline, title: str) -> str:
@@ -20,8 +20,9 @@ def svg(timeline: Timeline, title: str) -> str:
 
     Darker boxes are later stages of a rank. A pointer over a box shows what it is and when.
     """
-    typical = sorted(s.end - s.start for s in timeline.spans)[len(timeline.spans) // 2]
-    width = min(WIDEST, max(NARROWEST, CELL * timeline.makespan / typical))
+    lengths = sorted(span.end - span.start for span in timeline.spans)
+    short = max(lengths[len(lengths) // 10], timeline.makespan / WIDEST)
+    width = min(WIDEST, max(NARROWEST, CELL * timeline.makespan / short))
     scale = width / timeline.makespan
     ranks = timeline.schedule.ranks
     height = TOP + ranks * (ROW + GAP) + 30
@@ -67,7 +68,11 @@ def _messages(timeline: Timeline, scale: float) -> list[str]:
     found = []
     for message in timeline.messages:
         if message.end > message.start:
-            ends = _y(message.source) + ROW / 2, _y(message.target) + ROW / 2
+            downward = message.target > message.source
+            ends = (
+                _y(message.source) + (ROW if downward else 0),
+                _y(message.target) + (0 if downward else ROW),
+            )
             found.append(
                 f'<line x1="{LEFT + message.start * scale:.2f}" y1="{ends[0]}" '
                 f'x2="{LEFT + message.end * scale:.2f}" y2="{ends[1]}" stroke="{MESSAGE}"/>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +45,9 @@ def judged(costs: LayerCosts, split: tuple[range, ...]) -> tuple[float, float]:
 def test_equal_layers_divide_evenly_and_the_head_takes_the_place_of_layers() -> None:
     equal = LayerCosts((1.0,) * 12)
     assert [len(s) for s in split_layers(equal, 4)] == [3, 3, 3, 3]
+    # The dearest stage counts first, even where another split is more even on the whole.
+    uneven = split_layers(LayerCosts((1.0, 5.0, 3.0, 2.0)), 3)
+    assert [len(s) for s in uneven] == [1, 1, 2]
     with_head = LayerCosts((1.0,) * 14, head=2.0)
     assert [len(s) for s in split_layers(with_head, 4)] == [4, 4, 4, 2]
 
@@ -54,12 +58,16 @@ def test_costs_of_a_model() -> None:
         "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
         "max_position_embeddings": 64,
     })  # fmt: skip
-    costs = estimate_costs(Decoder(config, device="meta"), 33)
+    decoder = Decoder(config, device="meta")
+    costs = estimate_costs(decoder, 33)
     products = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128
     attention = 2 * 64 * 17  # a token attends to (33 + 1) / 2 keys, for scores and for values
     assert costs.layers == (products + attention,) * 4
     assert (costs.embedding, costs.head) == (64.0, 64_000.0)
     assert [len(s) for s in split_layers(costs, 2)] == [3, 1]
+    down = decoder.layers[0].feed_forward.down
+    down.weight = torch.nn.Parameter(down.weight[:, :64])  # as tensor parallelism cuts it
+    assert estimate_costs(decoder, 33) == costs
 
 
 def test_an_own_split_overrides_and_must_add_up() -> None:

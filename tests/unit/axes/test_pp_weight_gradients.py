@@ -128,6 +128,18 @@ def test_a_projection_used_twice_accumulates_once_and_a_frozen_one_never() -> No
     assert frozen.weight.grad is None
 
 
+def test_a_projection_of_constants_has_its_gradient_at_once() -> None:
+    projection = Projection(4, 2, bias=False, dtype=torch.float64)
+    torch.nn.init.normal_(projection.weight, generator=torch.Generator().manual_seed(3))
+    x = torch.ones(3, 4, dtype=torch.float64)
+    store = WeightGradients(projection)
+    with store.postponing(0):
+        projection(x).sum().backward()
+    assert torch.equal(projection.weight.grad, torch.full((2, 4), 3.0, dtype=torch.float64))  # type: ignore[arg-type]
+    store.deliver(0)
+    assert float(projection.weight.grad.sum()) == 24  # type: ignore[union-attr]
+
+
 def test_planted_faults_show() -> None:
     wanted = plain(2)
     real = weight_gradients.weight_gradient
@@ -150,6 +162,8 @@ def test_planted_faults_show() -> None:
     decoder = model()
     store, _ = split(decoder, 2)
     store.deliver(0)
+    with pytest.raises(KeyError):  # what is delivered is freed
+        store.deliver(0)
     assert worst(gradients(decoder), wanted) > 1e-3  # a micro-batch never delivered
     store.forget()
     with pytest.raises(KeyError):
