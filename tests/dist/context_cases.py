@@ -241,8 +241,8 @@ def bytes_sent(case: Case) -> tuple[int, int]:
 def _counted() -> Iterator[list[int]]:
     sent: list[int] = []
     functional = torch.distributed._functional_collectives
-    send, gather = dist.batch_isend_irecv, functional.all_gather_tensor
-    scatter, exchange = functional.reduce_scatter_tensor, functional.all_to_all_single
+    send, gather = dist.batch_isend_irecv, functional.all_gather_single
+    scatter, exchange = functional.reduce_scatter_single, functional.all_to_all_single
 
     def counted_send(operations: list[Any]) -> Any:
         sent.extend(o.tensor.nbytes for o in operations if o.op is dist.isend)
@@ -264,8 +264,8 @@ def _counted() -> Iterator[list[int]]:
 
     with (
         mock.patch("torch.distributed.batch_isend_irecv", counted_send),
-        mock.patch.object(functional, "all_gather_tensor", counted_gather),
-        mock.patch.object(functional, "reduce_scatter_tensor", counted_scatter),
+        mock.patch.object(functional, "all_gather_single", counted_gather),
+        mock.patch.object(functional, "reduce_scatter_single", counted_scatter),
         mock.patch.object(functional, "all_to_all_single", counted_exchange),
     ):
         yield sent

@@ -58,14 +58,14 @@ class GatherAttention:
 
     def gather(self, mine: Tensor) -> Tensor:
         """[S,B,K,E+W] in the order of places, of each rank's [L,B,K,E+W]."""
-        everyone = functional.all_gather_tensor(self._padded(mine), 0, self.group)
+        everyone = functional.all_gather_single(self._padded(mine), 0, self.group)
         return functional.wait_tensor(everyone).index_select(0, self._order(mine.device))
 
     def scatter(self, whole: Tensor) -> Tensor:
         """This rank's [L,B,K,E+W] of the sum of every rank's [S,B,K,E+W]."""
         everyone = whole.new_zeros((self.most * len(self.runs), *whole.shape[1:]))
         everyone.index_copy_(0, self._order(whole.device), whole)
-        mine = functional.reduce_scatter_tensor(everyone, "sum", 0, self.group)
+        mine = functional.reduce_scatter_single(everyone, "sum", 0, self.group)
         return functional.wait_tensor(mine)[: tokens_in(self.sight.runs)]
 
     def _padded(self, mine: Tensor) -> Tensor:
