@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# B batch, H query heads, K key/value heads, Q queries, T keys, E head_dim
+# B batch, H query heads, K key/value heads, Q queries, T keys, E head_dim, G dims of values
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ def attention(
     scale: float,
     softcap: float | None = None,
 ) -> Tensor:
-    """softmax(cap(query . key * scale)) value, [B,Q,H,E] from [B,Q,H,E] and [B,T,K,E] twice.
+    """softmax(cap(query . key * scale)) value: [B,Q,H,E], [B,T,K,E], [B,T,K,G] to [B,Q,H,G].
 
     `mask` [B or 1,Q,T] is True where a query may look; `causal` is the mask of Q = T tokens that
     start together, which the fused kernel skips work for. Not both. A query that may look nowhere
@@ -32,6 +32,16 @@ def attention(
         return attention_reference(
             query, key, value, mask=mask, causal=causal, scale=scale, softcap=softcap
         )
+    if query.shape[-1] != value.shape[-1] and query.device.type == "cpu":
+        # The fused CPU kernel knows one head_dim; zeros change neither scores nor sums.
+        widest = max(query.shape[-1], value.shape[-1])
+        padded = attention(
+            *(_widen(x, widest) for x in (query, key, value)),
+            mask=mask,
+            causal=causal,
+            scale=scale,
+        )
+        return padded[..., : value.shape[-1]]
     heads_first = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
     mask = None if mask is None else mask.unsqueeze(1)
     if not low_precision_gemm_is_native(query.device.type, query.dtype):
@@ -105,6 +115,10 @@ class _UpcastAttention(torch.autograd.Function):
             0.0, ctx.causal, attn_mask=_additive(mask), scale=ctx.scale,
         )  # fmt: skip
         return *(g.to(query.dtype) for g in grads), None, None, None
+
+
+def _widen(x: Tensor, size: int) -> Tensor:
+    return F.pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x
 
 
 def _additive(mask: Tensor | None) -> Tensor | None:

@@ -15,7 +15,10 @@ from fivefold.model.config import ModelConfig
 
 
 class KVCache:
-    """Keys and values [B,C,K,E] of every layer, and how many tokens each row holds."""
+    """Keys [B,C,K,E] and values of every layer, and how many tokens each row holds.
+
+    Values have dims of their own with latent attention, whose unfolded heads are what is kept.
+    """
 
     def __init__(
         self,
@@ -26,10 +29,12 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> None:
-        shape = (batch, capacity, config.num_kv_heads, config.head_dim)
+        shape = (batch, capacity, config.num_kv_heads)
         # Zeros: what was never written meets a weight of 0 in the softmax, and 0 x NaN is NaN.
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in config.windows]
-        self.values = [torch.zeros_like(key) for key in self.keys]
+        self.keys, self.values = (
+            [torch.zeros((*shape, dim), dtype=dtype, device=device) for _ in config.windows]
+            for dim in (config.head_dim, config.value_dim)
+        )
         self.capacity = capacity
         self.lengths = [0] * batch
 

@@ -20,6 +20,40 @@ class RopeConfig:
     beta_slow: float = 1.0  # yarn
     attention_factor: float | None = None  # yarn: scale of cos and sin; None: 0.1 ln(factor) + 1
     truncate: bool = True  # yarn: round the correction range to whole dims
+    mscale_all_dim: float | None = None  # DeepSeek's yarn: see families/deepseek.py
+
+
+@dataclass(frozen=True)
+class MoEConfig:
+    """A mixture of experts in place of the feed-forward, on the layers that `sparse` names."""
+
+    experts: int
+    top_k: int  # experts a token is sent to
+    expert_size: int  # inner width of one expert
+    sparse: tuple[bool, ...]  # by layer; False: a dense feed-forward of `intermediate_size`
+    shared_size: int = 0  # inner width of the experts that every token goes through; 0: none
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    normalise: bool = False  # weights of the chosen experts sum to 1
+    scale: float = 1.0  # then times this
+    groups: int = 1  # experts are chosen inside the best `top_groups` of so many equal groups
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"  # a group's best score, or its two best together
+    correction_bias: bool = False  # a bias that takes part in choosing, not in weights
+
+
+@dataclass(frozen=True)
+class MLAConfig:
+    """Multi-head latent attention (DeepSeek-AI 2024): heads unfold from small latents.
+
+    A head's query and key have `nope_dim + rope_dim` dims, of which the last turn with position.
+    """
+
+    query_rank: int | None  # None: queries come from the hidden state directly
+    key_value_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    interleaved: bool = True  # rotary pairs are neighbours; False: half of `rope_dim` apart
 
 
 @dataclass(frozen=True)
@@ -54,6 +88,22 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
+    moe: MoEConfig | None = None
+    mla: MLAConfig | None = None
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dims of a head that turn with position."""
+        return self.head_dim if self.mla is None else self.mla.rope_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Dims of a head's values; queries and keys have `head_dim`."""
+        return self.head_dim if self.mla is None else self.mla.value_dim
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether this layer's feed-forward is a mixture of experts."""
+        return self.moe is not None and self.moe.sparse[layer]
 
     @property
     def scale(self) -> float:

@@ -14,6 +14,8 @@ from fivefold.model.attention import Attention
 from fivefold.model.attention_backend import AttentionBackend
 from fivefold.model.config import ModelConfig, RopeConfig
 from fivefold.model.feed_forward import FeedForward
+from fivefold.model.mla import LatentAttention
+from fivefold.model.moe import MixtureOfExperts
 from fivefold.model.norm import RMSNorm
 from fivefold.model.projection import Projection
 
@@ -26,9 +28,13 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config)
-        self.attention = Attention(config, layer)
+        self.attention: nn.Module = (
+            Attention(config, layer) if config.mla is None else LatentAttention(config, layer)
+        )
         self.feed_forward_norm = RMSNorm(config)
-        self.feed_forward = FeedForward(config)
+        self.feed_forward: nn.Module = (
+            MixtureOfExperts(config, layer) if config.is_sparse(layer) else FeedForward(config)
+        )
         if config.post_norms:
             self.attention_post_norm: nn.Module = RMSNorm(config)
             self.feed_forward_post_norm: nn.Module = RMSNorm(config)
@@ -59,6 +65,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.here = range(config.num_layers)  # blocks of this stage; see `stage`
         with _Defaults(device, dtype):
             table = config.vocab_size, config.hidden_size
             self.embedding = nn.Embedding(*table, _weight=torch.empty(table))
@@ -72,20 +79,47 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
         """Hidden states [B,S,D] after the final norm, for int64 tokens and positions [B,S]."""
+        return self.norm(self.run(self.embed(tokens), positions, attention))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """int64 [B,S] to [B,S,D]."""
         hidden = self.embedding(tokens)
         if self.config.embedding_scale != 1.0:
             # Rounded to the model's format first, as Gemma was trained.
             hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=hidden.dtype)
+        return hidden
+
+    def run(self, hidden: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
+        """[B,S,D] through the blocks that are here, in order."""
         tables = self.rope_tables(positions)
-        for layer, rope in zip(self.layers, self.config.ropes, strict=True):
-            hidden = layer(hidden, tables[rope], attention)
-        return self.norm(hidden)
+        for index in self.here:
+            hidden = self.layers[index](hidden, tables[self.config.ropes[index]], attention)
+        return hidden
+
+    def stage(self, here: range) -> Decoder:
+        """The blocks `here`, with the embedding before the first and the head after the last.
+
+        It shares modules and parameter names with this decoder. A tied embedding is there twice:
+        before the first block as a table, after the last one as the head.
+        """
+        part = Decoder.__new__(Decoder)
+        nn.Module.__init__(part)
+        part.config, part.here = self.config, here
+        first, last = here.start == 0, here.stop == self.config.num_layers
+        tied_head = last and self.config.tie_embeddings
+        part.embedding = self.embedding if first or tied_head else None
+        part.layers = nn.ModuleList(
+            layer if index in here else nn.Identity() for index, layer in enumerate(self.layers)
+        )
+        part.norm = self.norm if last else None
+        part.head = self.head if last else None
+        return part
 
     def rope_tables(self, positions: Tensor) -> dict[RopeConfig, Tables]:
         """Cosines and sines for each distinct rotary setting among the layers."""
         config = self.config
         return {
-            rope: rope_tables(positions, rope, config.head_dim, config.max_positions)
+            rope: rope_tables(positions, rope, config.rotary_dim, config.max_positions)
             for rope in dict.fromkeys(config.ropes)
         }
 
@@ -110,6 +144,8 @@ class Decoder(nn.Module):
         for name, parameter in self.named_parameters():
             value = initial_value(name, parameter.shape, self.config, seed)
             parameter.copy_(value.to(parameter.dtype))
+        for buffer in self.buffers():  # the routers' biases
+            buffer.zero_()
 
 
 def initial_value(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:

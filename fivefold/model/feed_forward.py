@@ -11,12 +11,13 @@ from fivefold.model.projection import Projection
 
 
 class FeedForward(nn.Module):
-    """down(activation(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x)), with an inner width of `size` (the config's)."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, size: int | None = None) -> None:
         super().__init__()
         self.activation = config.activation
-        wide, narrow, bias = config.intermediate_size, config.hidden_size, config.mlp_bias
+        wide, narrow = size or config.intermediate_size, config.hidden_size
+        bias = config.mlp_bias
         self.gate = Projection(narrow, wide, bias=bias)
         self.up = Projection(narrow, wide, bias=bias)
         self.down = Projection(wide, narrow, bias=bias)

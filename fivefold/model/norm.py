@@ -10,11 +10,13 @@ from fivefold.model.config import ModelConfig
 
 
 class RMSNorm(nn.Module):
-    """Normalises the last dim, of `size` (default: hidden)."""
+    """Normalises the last dim, of `size` (default: hidden); `eps` in place of the family's."""
 
-    def __init__(self, config: ModelConfig, size: int | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, size: int | None = None, eps: float | None = None
+    ) -> None:
         super().__init__()
-        self.eps = config.norm_eps
+        self.eps = config.norm_eps if eps is None else eps
         self.offset = config.norm_offset
         self.weight = nn.Parameter(torch.full((size or config.hidden_size,), 1.0 - self.offset))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fivefold.core.errors import WeightsError
-from fivefold.model.families import parse_config, weight_names
+from fivefold.model.families import is_stacked, parse_config, stored_names, weight_names
 from fivefold.text import tokenizer_folder
 from fivefold.text.tokenizer import Tokenizer
 from fivefold.weights.safetensors_file import SafetensorsFile
@@ -62,7 +62,7 @@ class HuggingFaceSource(ModelSource):
 
     def strangers(self) -> list[str]:
         """Tensors that neither the decoder has nor can do without."""
-        known = {entry.name for entry in self._found.values()}
+        known = {stored.name for part in self._parts.values() for stored in part}
         return [
             name
             for file in self._files.values()
@@ -73,9 +73,15 @@ class HuggingFaceSource(ModelSource):
     def get(
         self, name: str, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
     ) -> Tensor:
-        """One tensor, a private mapping of its file where nothing is converted."""
-        entry = self._found[name]
-        return self._files[entry.file].read(entry.name, dtype, device)
+        """One tensor, a private mapping of its file where nothing is converted or stacked."""
+        parts = self._parts[name]
+        if name not in self._stacks:
+            return self._files[parts[0].file].read(parts[0].name, dtype, device)
+        first = self._files[parts[0].file].read(parts[0].name, dtype, device)
+        stack = first.new_empty(len(parts), *first.shape)
+        for place, entry in zip(stack, parts, strict=True):
+            place.copy_(self._files[entry.file].read(entry.name, dtype, device))
+        return stack
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the folder. Raises TokenizerError."""
@@ -97,14 +103,49 @@ class HuggingFaceSource(ModelSource):
 
     @cached_property
     def _found(self) -> dict[str, Entry]:
+        """By our names. A stack of experts goes by its first one's name and file."""
+        found = {}
+        for name, parts in self._parts.items():
+            first = parts[0]
+            odd = next((part for part in parts if part.shape != first.shape), None)
+            if odd is not None:
+                raise WeightsError(
+                    f"{odd.name} in {odd.file} has shape {list(odd.shape)}, "
+                    f"but {first.name} has {list(first.shape)}",
+                    "copy it again from the model's origin",
+                )
+            shape = (len(parts), *first.shape) if name in self._stacks else first.shape
+            found[name] = Entry(first.name, first.file, shape)
+        return found
+
+    @cached_property
+    def _parts(self) -> dict[str, list[Entry]]:
+        """What is stored of each of our tensors, in the order of the files; see `stored_names`.
+
+        A stack of experts is there when all of them are.
+        """
         spelling = self._spelling()
-        ours = {spelling(theirs): name for name, theirs in weight_names(self.config).items()}
-        return {
-            ours[name]: Entry(name, file.path, placed.shape)
+        placed = {
+            name: Entry(name, file.path, place.shape)
             for file in self._files.values()
-            for name, placed in file.placed.items()
-            if name in ours
+            for name, place in file.placed.items()
         }
+        wanted = {
+            ours: [spelling(stored) for stored in stored_names(theirs, self.config)]
+            for ours, theirs in weight_names(self.config).items()
+        }
+        parts = {
+            ours: [placed[name] for name in names]
+            for ours, names in wanted.items()
+            if all(name in placed for name in names)
+        }
+        order = {name: index for index, name in enumerate(placed)}
+        return dict(sorted(parts.items(), key=lambda item: order[item[1][0].name]))
+
+    @cached_property
+    def _stacks(self) -> frozenset[str]:
+        names = weight_names(self.config).items()
+        return frozenset(ours for ours, theirs in names if is_stacked(theirs))
 
     def _spelling(self) -> Callable[[str], str]:
         """The way of naming under which the embedding is found; the plain one when under none."""
@@ -117,6 +158,10 @@ class HuggingFaceSource(ModelSource):
             return True  # the embedding once more
         if self._raw.get("model_type") == "gemma3" and name.startswith(_OTHER_MODALITIES):
             return True
+        more = self._raw.get("num_nextn_predict_layers") or 0
+        first = self.config.num_layers
+        if name.startswith(tuple(f"model.layers.{first + i}." for i in range(more))):
+            return True  # DeepSeek's layers for predicting several tokens
         return name.endswith(_PASSED_OVER)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fivefold.core.errors import WeightsError
 from fivefold.model.decoder import Decoder
@@ -27,8 +27,17 @@ def decoder_from(
             f"{source.path} holds no weights", "add its safetensors files, or give another model"
         )
     decoder = Decoder(source.config, device="meta", dtype=dtype)
-    check_tensors(source, {name: tuple(p.shape) for name, p in decoder.named_parameters()})
+    buffers = dict(decoder.named_buffers())
+    held = buffers | dict(decoder.named_parameters())
+    check_tensors(source, {name: tuple(tensor.shape) for name, tensor in held.items()})
     for name, tensor in source.tensors(dtype, device):
-        owner, _, leaf = name.rpartition(".")
-        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor))
+        if name in buffers:  # which keep a format of their own
+            _put(decoder, name, source.get(name, buffers[name].dtype, device))
+        else:
+            _put(decoder, name, nn.Parameter(tensor))
     return decoder
+
+
+def _put(decoder: Decoder, name: str, tensor: Tensor) -> None:
+    owner, _, leaf = name.rpartition(".")
+    setattr(decoder.get_submodule(owner), leaf, tensor)

@@ -14,7 +14,7 @@ from torch import Tensor
 from fivefold.core.errors import WeightsError
 from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Decoder
-from fivefold.model.families import export_config, weight_names
+from fivefold.model.families import export_config, stays_wide, stored_names, weight_names
 from fivefold.text.tokenizer import Tokenizer
 from fivefold.weights.check import listed
 from fivefold.weights.shards import INDEX, SINGLE
@@ -34,18 +34,19 @@ def save_huggingface(
 ) -> None:
     """Write a model that `open_source` and transformers open, weights in `dtype`.
 
-    `weights`: a decoder, or its parameters by our names. Files of more than `max_shard_bytes` are
+    `weights`: a decoder, or its parameters and buffers by our names. Files of more than `max_shard_bytes` are
     split, with an index. config.json comes last: a folder without it is not taken for a model.
     Raises WeightsError for parameters that do not belong to `config`, and when writing fails.
     """
     folder = Path(folder)
-    state = dict(weights.named_parameters()) if isinstance(weights, Decoder) else weights
+    state = _state(weights) if isinstance(weights, Decoder) else weights
     names = weight_names(config)
     _check(state, names)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).unlink(missing_ok=True)
-        _write_weights(folder, state, names, dtype, max_shard_bytes)
+        stored = {name: stored_names(theirs, config) for name, theirs in names.items()}
+        _write_weights(folder, state, stored, dtype, max_shard_bytes)
         if tokenizer is not None:
             tokenizer.save(folder)
         _write_generation(folder, config)
@@ -60,7 +61,7 @@ def save_huggingface(
 def _write_weights(
     folder: Path,
     state: Mapping[str, Tensor],
-    names: Mapping[str, str],
+    names: Mapping[str, list[str]],
     dtype: torch.dtype,
     max_shard_bytes: int,
 ) -> None:
@@ -71,7 +72,11 @@ def _write_weights(
         else [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     )
     for shard, file in zip(shards, files, strict=True):
-        tensors = {names[name]: _stored(state[name], dtype) for name in shard}
+        tensors = {
+            theirs: value
+            for name in shard
+            for theirs, value in _stored(name, state[name], names[name], dtype).items()
+        }
         partial = folder / f"{file}.partial"
         partial.touch()
         mode = partial.stat().st_mode  # the library's file would be its owner's alone
@@ -84,7 +89,12 @@ def _write_weights(
         (folder / name).unlink(missing_ok=True)
     if len(shards) > 1:
         total = sum(state[name].numel() * dtype.itemsize for name in names)
-        where = {names[n]: f for shard, f in zip(shards, files, strict=True) for n in shard}
+        where = {
+            theirs: file
+            for shard, file in zip(shards, files, strict=True)
+            for name in shard
+            for theirs in names[name]
+        }
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
 
 
@@ -104,8 +114,18 @@ def _shards(
     yield shard
 
 
-def _stored(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.detach().to(device="cpu", dtype=dtype).contiguous()
+def _state(decoder: Decoder) -> dict[str, Tensor]:
+    return dict(decoder.named_parameters()) | dict(decoder.named_buffers())
+
+
+def _stored(name: str, value: Tensor, stored: list[str], dtype: torch.dtype) -> dict[str, Tensor]:
+    """What a file holds of our tensor `name`: itself, or each of a stack of experts."""
+    kept = torch.float32 if stays_wide(name) else dtype
+    value = value.detach().to(device="cpu", dtype=kept).contiguous()
+    if value.ndim == 3:
+        return dict(zip(stored, value.unbind(), strict=True))
+    (theirs,) = stored
+    return {theirs: value}
 
 
 def _check(state: Mapping[str, Tensor], names: Mapping[str, str]) -> None:

@@ -7,8 +7,17 @@ from typing import Any
 
 from fivefold.core.errors import WeightsError, nearest
 from fivefold.model.config import ModelConfig
-from fivefold.model.families import gemma3, llama, mistral, qwen2, qwen3
-from fivefold.model.families.names import weight_names
+from fivefold.model.families import (
+    deepseek,
+    gemma3,
+    llama,
+    mistral,
+    mixtral,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+)
+from fivefold.model.families.names import is_stacked, stays_wide, stored_names, weight_names
 
 # model_type of config.json: the module that reads it and writes it back.
 FAMILIES = {
@@ -17,6 +26,10 @@ FAMILIES = {
     "qwen2": qwen2,
     "qwen3": qwen3,
     "gemma3_text": gemma3,
+    "mixtral": mixtral,
+    "qwen3_moe": qwen3_moe,
+    "deepseek_v2": deepseek,
+    "deepseek_v3": deepseek,
 }
 
 
@@ -44,4 +57,12 @@ def export_config(config: ModelConfig) -> dict[str, Any]:
     return FAMILIES[config.family].export(config)
 
 
-__all__ = ["FAMILIES", "export_config", "parse_config", "weight_names"]
+__all__ = [
+    "FAMILIES",
+    "export_config",
+    "is_stacked",
+    "parse_config",
+    "stays_wide",
+    "stored_names",
+    "weight_names",
+]

@@ -22,6 +22,16 @@ def whole(hf: Mapping[str, Any], field: str) -> int | None:
     return None if hf.get(field) is None else _whole(field, hf[field])
 
 
+def count(hf: Mapping[str, Any], field: str) -> int:
+    """A whole number, 0 where the field is absent or null."""
+    value = hf.get(field) or 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise WeightsError(
+            f"`{field}` of the model's config is {value!r}", "use a whole number >= 0"
+        )
+    return value
+
+
 def number(hf: Mapping[str, Any], field: str, default: float) -> float:
     """A positive finite number; `default` where the field is absent or null."""
     return default if hf.get(field) is None else positive(field, hf[field])
