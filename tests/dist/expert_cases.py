@@ -1,0 +1,180 @@
+"""Experts divided over ranks against all experts on each rank, as functions that workers call."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fivefold.axes.ep import collectives
+from fivefold.axes.ep import dispatch as ep
+from fivefold.axes.ep.dispatch import AllToAllDispatch
+from fivefold.model.attention_backend import CausalAttention
+from fivefold.model.decoder import Decoder
+from fivefold.model.dispatch import DROPPED, LocalDispatch
+from fivefold.model.experts import Experts
+from fivefold.model.families import parse_config
+from fivefold.model.moe import MixtureOfExperts
+
+EXPERTS, TOP_K, HIDDEN = 8, 3, 12
+CONFIG = {
+    "model_type": "deepseek_v3", "vocab_size": 61, "hidden_size": HIDDEN, "intermediate_size": 20,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64,
+    "initializer_range": 0.3, "q_lora_rank": 6, "kv_lora_rank": 8, "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4, "v_head_dim": 6, "n_routed_experts": EXPERTS, "n_group": 2,
+    "topk_group": 1, "num_experts_per_tok": TOP_K, "moe_intermediate_size": 5,
+    "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
+def tokens_of(rank: int, kind: str) -> int:
+    return 0 if kind == "idle" and rank == 0 else 7 + 3 * rank
+
+
+def choices(tokens: int, kind: str, generator: torch.Generator) -> Tensor:
+    """[N,K]: any, all on the first experts, or with some dropped."""
+    scores = torch.rand(tokens, EXPERTS, generator=generator)
+    if kind == "crowded":
+        scores[:, :TOP_K] += 1.0
+    choice = scores.topk(TOP_K).indices
+    if kind == "dropped":
+        choice[torch.rand(choice.shape, generator=generator) < 0.4] = DROPPED
+    return choice
+
+
+def experts_of(whole: Experts, rank: int, ranks: int) -> Experts:
+    """Those of one rank, as parameters of their own."""
+    part = Experts(parse_config(CONFIG), parse_config(CONFIG).moe)  # type: ignore[arg-type]
+    for name in [n for n, _ in part.named_parameters()]:
+        value = getattr(whole, name).detach().chunk(ranks)[rank].clone()
+        setattr(part, name, torch.nn.Parameter(value))
+    return part
+
+
+def errors(kind: str, fault: str | None = None) -> dict[str, float]:
+    """The largest differences of outputs and of every kind of gradient, in fp64."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    config = parse_config(CONFIG)
+    assert config.moe is not None
+    torch.manual_seed(0)
+    whole = Experts(config, config.moe).double()
+    for parameter in whole.parameters():
+        torch.nn.init.normal_(parameter)
+    part = experts_of(whole, rank, ranks)
+    generator = torch.Generator().manual_seed(rank)
+    tokens = tokens_of(rank, kind)
+    hidden = torch.randn(tokens, HIDDEN, generator=generator, dtype=torch.float64)
+    choice = choices(tokens, kind, generator)
+    weight = torch.rand(tokens, TOP_K, generator=generator, dtype=torch.float64)
+    slope = torch.randn(tokens, HIDDEN, generator=generator, dtype=torch.float64)
+    group = dist.group.WORLD
+    assert group is not None
+    results = []
+    for dispatch, run in (
+        (LocalDispatch(EXPERTS), whole),
+        (AllToAllDispatch(group, EXPERTS), part),
+    ):
+        inputs = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        with planted(fault) if run is part else nullcontext():
+            output = dispatch(inputs[0], choice, inputs[1], run, dropless=kind != "dropped")
+            (output * slope).sum().backward()
+        results.append((output, *(x.grad for x in inputs)))
+    found = {
+        name: distance(ours, theirs)
+        for name, ours, theirs in zip(("output", "hidden", "weight"), *results[::-1], strict=True)
+    }
+    for name, parameter in whole.named_parameters():
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad)
+        found[name] = distance(getattr(part, name).grad, parameter.grad.chunk(ranks)[rank])
+    return found
+
+
+def distance(found: Tensor | None, expected: Tensor | None) -> float:
+    assert expected is not None
+    if found is None:
+        return float("inf")
+    return float((found - expected).abs().max()) if found.numel() else 0.0
+
+
+def model_errors(recompute: bool) -> dict[str, float]:
+    """A whole decoder: each rank's tokens through experts of all ranks, and all through one's."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    assert group is not None
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, 61, (ranks, 9), generator=generator)
+    grads, loads = [], []
+    for divided in (False, True):
+        decoder = Decoder(parse_config(CONFIG), dtype=torch.float64)
+        decoder.initialize(0)
+        mixtures = [m for m in decoder.modules() if isinstance(m, MixtureOfExperts)]
+        for mixture in mixtures if divided else ():
+            mixture.experts = experts_of(mixture.experts, rank, ranks)
+            mixture.dispatcher = AllToAllDispatch(group, EXPERTS)
+        for block in decoder.layers if recompute else ():
+            plain = block.forward
+            block.forward = lambda *a, plain=plain: checkpoint(plain, *a, use_reentrant=False)
+        mine = tokens[rank : rank + 1] if divided else tokens
+        places = torch.arange(mine.shape[1]).expand_as(mine)
+        decoder.logits(decoder(mine, places, CausalAttention())).square().sum().backward()
+        grads.append({n: p.grad for n, p in decoder.named_parameters()})
+        loads.append(sum(m.load.total(torch.device("cpu")) for m in mixtures))
+    dist.all_reduce(loads[1])  # type: ignore[arg-type]
+    found = {"load": distance(loads[1], loads[0])}  # type: ignore[arg-type]
+    for name, expected in grads[0].items():
+        value = grads[1][name]
+        assert value is not None and expected is not None
+        if ".experts." in name:
+            expected = expected.chunk(ranks)[rank]
+        else:
+            dist.all_reduce(value)
+        found[name] = distance(value, expected) / float(expected.abs().max() + 1e-3)
+    return found
+
+
+def refuses_experts_that_do_not_divide() -> str:
+    try:
+        AllToAllDispatch(dist.group.WORLD, 7)  # type: ignore[arg-type]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def planted(fault: str | None) -> AbstractContextManager[Any]:
+    """A known mistake of expert parallelism."""
+    if fault is None:
+        return nullcontext()
+    spread, all_to_all = ep.spread, collectives._all_to_all
+    patches: dict[str, tuple[Any, str, Any]] = {
+        # Gradients stop at the network.
+        "no way back": (ep, "exchange", lambda rows, *a: collectives._all_to_all(rows.detach(), *a)),
+        # Rows of one expert come from several ranks, and are not brought together.
+        "not regrouped": (
+            ep, "spread", lambda x, order, n: spread(x, order, n) if n > 1 else x
+        ),
+        # Answers go back in the order of experts and not in that of ranks.
+        "not put apart": (ep, "spread", _first_only(spread)),
+        # Gradients of experts divided by the number of ranks.
+        "averaged": (
+            collectives, "_all_to_all",
+            lambda rows, sent, received, group: all_to_all(rows, sent, received, group)
+            / (dist.get_world_size() if torch._C._current_graph_task_id() != -1 else 1),
+        ),
+    }  # fmt: skip
+    return mock.patch.object(*patches[fault])
+
+
+def _first_only(spread: Any) -> Any:
+    calls = []
+
+    def once(x: Tensor, order: Tensor, copies: int) -> Tensor:
+        calls.append(copies)
+        return spread(x, order, copies) if len(calls) < 3 else x
+
+    return once

@@ -1,0 +1,43 @@
+"""Expert parallelism gives what all experts on one rank give, in fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.dist import expert_cases
+from tests.dist.harness import Workers
+
+EXACT = 1e-12
+Start = Callable[[int], Workers]
+worlds = pytest.mark.parametrize("world", [2, 4])
+
+
+@worlds
+@pytest.mark.parametrize("kind", ["any", "crowded", "idle", "dropped"])
+def test_outputs_and_gradients_are_those_of_all_experts_at_hand(
+    workers: Start, world: int, kind: str
+) -> None:
+    for found in workers(world).run(expert_cases.errors, kind):
+        assert found.keys() == {"output", "hidden", "weight", "gate", "up", "down"}
+        assert max(found.values()) <= EXACT, found
+
+
+@worlds
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_decoder_trains_alike(workers: Start, world: int, recompute: bool) -> None:
+    for found in workers(world).run(expert_cases.model_errors, recompute):
+        assert found.pop("load") == 0
+        assert max(found.values()) <= 1e-11, found
+
+
+@pytest.mark.parametrize("fault", ["no way back", "not regrouped", "not put apart", "averaged"])
+def test_a_planted_fault_is_found(workers: Start, fault: str) -> None:
+    found = workers(2).run(expert_cases.errors, "any", fault)
+    assert max(max(errors.values()) for errors in found) > 1e-3
+
+
+def test_experts_that_do_not_divide_are_refused(workers: Start) -> None:
+    for words in workers(2).run(expert_cases.refuses_experts_that_do_not_divide):
+        assert words == "LayoutError: layout ep=2 does not divide the model's 7 experts; use ep=1"
