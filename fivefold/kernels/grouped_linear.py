@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 # M rows, I inputs, O outputs, X matrices
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,8 +23,7 @@ def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     has it, which reads `counts` on the device; a loop over matrices elsewhere.
     """
     if is_grouped(x, weight):
-        ends = counts.cumsum(0, dtype=torch.int32)
-        return F.grouped_mm(x, weight.mT, offs=ends)
+        return _GroupedLinear.apply(x, weight, counts.cumsum(0, dtype=torch.int32))
     return grouped_linear_by_loop(x, weight, counts)
 
 
@@ -43,3 +44,25 @@ def is_grouped(x: Tensor, weight: Tensor) -> bool:
         return False
     rows = (x.shape[1], weight.shape[1], weight.shape[2])
     return all(size * x.itemsize % ALIGNMENT == 0 for size in rows)
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """torch's own backward fails on gradients whose rows do not lie in order (a sum's, say)."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+        return F.grouped_mm(x.contiguous(), weight.contiguous().mT, offs=ends)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, ends = ctx.saved_tensors
+        grad, grad_x, grad_weight = grads[0].contiguous(), None, None
+        if ctx.needs_input_grad[0]:
+            grad_x = F.grouped_mm(grad, weight.contiguous(), offs=ends)
+        if ctx.needs_input_grad[1]:
+            grad_weight = F.grouped_mm(grad.mT, x.contiguous(), offs=ends)
+        return grad_x, grad_weight, None

@@ -62,6 +62,19 @@ def test_values_and_gradients(
             assert not value.numel() or difference.max().item() <= ROUNDING[dtype] * scale
 
 
+def test_gradients_and_rows_may_lie_in_memory_as_they_like() -> None:
+    x, weight, counts = operands([2, 0, 3], 8, 12, torch.float32)
+    grouped_linear(x, weight, counts).sum().backward()
+    found = [x.grad, weight.grad]
+    x.grad = weight.grad = None
+    spaced = torch.cat((x, x), dim=1)[:, :8]
+    turned = weight.transpose(1, 2).contiguous().transpose(1, 2)
+    out = grouped_linear(spaced, turned, counts)
+    out.backward(torch.ones(12, 5).mT)
+    for value, expected in zip((x.grad, weight.grad), found, strict=True):
+        torch.testing.assert_close(value, expected)
+
+
 def test_torchs_kernel_is_used_where_it_can() -> None:
     x, weight, _ = operands([2, 0, 3], 8, 12, torch.float32)
     assert is_grouped(x, weight)
