@@ -15,7 +15,7 @@ from fivefold.axes.dp.sharded import ShardedAxis
 from fivefold.axes.mesh import Mesh, alone_mesh, check_rows
 from fivefold.axes.parallel import ParallelModel
 from fivefold.axes.recompute import recompute_blocks
-from fivefold.axes.runners import divider, make_runner
+from fivefold.axes.runners import divide_sequences, make_runner
 from fivefold.core.config import PrecisionSection
 from fivefold.core.layout import Layout
 from fivefold.model.decoder import Decoder
@@ -43,7 +43,7 @@ def apply(
     The decoder has fp32 values, or is on the meta device: then memory is made on `device` for
     what this rank holds, and `ParallelModel.fill` gives it values.
 
-    The order: width (tensor and expert parallelism cut parameters), activation checkpointing
+    The order: sequences over context ranks, width (tensor and expert parallelism cut parameters), activation checkpointing
     around blocks, compilation of each block (so that the compiler sees the recomputation), depth
     (pipeline stages take blocks), the data axis outermost. Raises LayoutError for what cannot be
     run.
@@ -51,11 +51,13 @@ def apply(
     decoder = objective.decoder
     assert isinstance(decoder, Decoder)
     check_model(layout, decoder.config, sequence_length)
+    check_rows(layout, dict(decoder.named_parameters()))
     first = next(decoder.parameters())
     device = device or first.device
     sharded = layout.offload == "parameters" or (layout.shards > 1 and layout.zero == 3)
     if sharded and mesh is None:
         mesh = alone_mesh(layout, device.type)
+    divide = divide_sequences(objective, layout, mesh)
     cut = divide_width(objective, layout, mesh)
     check_rows(layout, dict(decoder.named_parameters()))
     recompute_blocks(decoder.layers, recompute, recompute_every)
@@ -79,4 +81,4 @@ def apply(
             bucket_bytes=bucket_bytes,
         )  # fmt: skip
     runner = make_runner(depth, axis, layout, mesh, device, dtype)
-    return ParallelModel(axis, runner, mesh, device, divider(layout, mesh))
+    return ParallelModel(axis, runner, mesh, device, divide)

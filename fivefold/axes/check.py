@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fivefold.axes.cp.check import check as check_context
 from fivefold.axes.tp.plan import check_heads
 from fivefold.core.errors import LayoutError
 from fivefold.core.layout import Layout
@@ -51,14 +52,21 @@ def check_model(layout: Layout, config: ModelConfig, sequence_length: int | None
     check_layout(layout)
     if layout.tp > 1:
         check_heads(config, layout.tp)
-    ways = layout.tp * layout.cp if layout.sequence_parallel else layout.cp
-    if layout.tp > 1 and layout.sequence_parallel and sequence_length and sequence_length % ways:
+    divides = layout.tp > 1 and layout.sequence_parallel and layout.cp == 1  # cp pads its rows
+    if divides and sequence_length and sequence_length % layout.tp:
+        ways = layout.tp
         raise LayoutError(
-            f"sequences of {sequence_length} tokens do not divide over cp={layout.cp} x "
-            f"tp={layout.tp}",
+            f"sequences of {sequence_length} tokens do not divide over tp={ways}",
             f"use data.sequence_length={sequence_length // ways * ways or ways}, or "
             "layout.sequence_parallel=false",
         )
+    if layout.cp > 1:
+        check_context(layout, config, sequence_length or 2 * layout.cp)
+        if any(rope.kind == "dynamic" for rope in config.ropes):
+            raise LayoutError(
+                f"rope scaling `dynamic` depends on a whole row, which cp={layout.cp} divides",
+                "use cp=1, or another rope scaling",
+            )
     experts = 0 if config.moe is None else config.moe.experts
     if layout.ep > 1 and (not experts or experts % layout.ep):
         raise LayoutError(

@@ -78,7 +78,7 @@ def _parts(schedule: Schedule, rank: int) -> list[int]:
 def _copied(schedule: Schedule, mesh: Mesh, cut: Cut, names: set[str]) -> Cut:
     """Account for parameters that two pipeline ranks hold: their gradients are to be added."""
     rank, ranks = mesh.place(("pp",))
-    slices, sums = dict(cut.slices), list(cut.sums)
+    slices, sums = dict(cut.slices), [(n, group) for n, group in cut.sums if n in names]
     ends = [_parts(schedule, r) for r in range(ranks)]
     pairs: list[tuple[int, int]] = []
     if schedule.directions == 2:

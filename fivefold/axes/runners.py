@@ -9,11 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fivefold.axes.cp.axis import ContextAxis
+from fivefold.axes.cp.groups import context_groups
+from fivefold.axes.cp.split import ContextSplit
 from fivefold.axes.divided import Depth, placement_of
 from fivefold.axes.dp.protocol import DataAxis
 from fivefold.axes.mesh import Mesh
 from fivefold.axes.microbatches import Inputs, InTurn, MicroBatches
-from fivefold.axes.parallel import Divide, whole
+from fivefold.axes.parallel import Divide, Rows, whole
 from fivefold.axes.pp.action import Action
 from fivefold.axes.pp.build import build_schedule
 from fivefold.axes.pp.runtime import PipelineRuntime
@@ -37,9 +40,20 @@ def make_runner(
     return InTurn(axis, depth.stages[0], lambda: torch.zeros((), dtype=wide, device=device))
 
 
-def divider(layout: Layout, mesh: Mesh | None) -> Divide:
-    """How a micro-batch's sequences are divided over context ranks."""
-    return whole
+def divide_sequences(objective: nn.Module, layout: Layout, mesh: Mesh | None) -> Divide:
+    """How a micro-batch's rows are divided over context ranks; the objective attends over all."""
+    if mesh is None or layout.cp == 1:
+        return whole
+    rank, _ = mesh.place(("cp",))
+    groups = context_groups(mesh.ranks(("cp",)), layout.ulysses)
+    axis = ContextAxis(ContextSplit.of(layout, rank), *groups, layout.cp_kind)
+    objective.attend = axis.attention
+
+    def divide(batch: Rows) -> Inputs:
+        part = axis.split(batch.tokens, batch.labels, batch.positions, batch.documents)
+        return Inputs(part.tokens, part.labels, part.positions, part.documents, part.places)
+
+    return divide
 
 
 class StageChunk:
@@ -92,7 +106,8 @@ class PipelineRunner:
         if count not in self._training:
             virtual = self._layout.virtual if self._layout.virtual > 1 else None
             schedule = build_schedule(self._layout.schedule, self._layout.pp, count, virtual)
-            self._training[count] = self._runtime(schedule)
+            # One at a time: a runtime that postpones weight gradients takes the projections over.
+            self._training = {count: self._runtime(schedule)}
         self._hand_out(batches)
         self._axis.begin(last=False)
         loss = self._training[count].run(scale)

@@ -13,6 +13,11 @@ class Projection(nn.Linear):
     def reset_parameters(self) -> None:
         """Nothing: values that torch would draw are thrown away, and on `meta` cost a second."""
 
+    @property
+    def added_bias(self) -> Tensor | None:
+        """The bias [O] that `forward` adds."""
+        return self.bias
+
     def forward(self, input: Tensor) -> Tensor:
         """Apply the weight [O,I] and bias [O]."""
-        return linear(input, self.weight, self.bias)
+        return linear(input, self.weight, self.added_bias)

@@ -15,8 +15,7 @@ from fivefold.axes.part import Slice
 from fivefold.axes.tp.collectives import copy_in, gather_in, scatter_out, sum_out
 from fivefold.axes.tp.cross_entropy import vocabulary_cross_entropy
 from fivefold.axes.tp.embedding import VocabularyEmbedding
-from fivefold.axes.tp.plan import DIVIDED_MODULES, Split, rule, share
-from fivefold.kernels.linear import linear
+from fivefold.axes.tp.plan import ADDED_AFTER, DIVIDED_MODULES, Split, rule, share
 from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Decoder
 from fivefold.model.feed_forward import FeedForward
@@ -59,6 +58,15 @@ class TensorAxis:
         )
 
 
+class RowProjection(Projection):
+    """A projection that has some of the inputs: its bias belongs to the sum, not to each part."""
+
+    @property
+    def added_bias(self) -> None:
+        """None: it is added after the sum."""
+        return None
+
+
 @dataclass
 class Divided:
     """What became of the parameters.
@@ -86,7 +94,7 @@ def divide(decoder: Decoder, axis: TensorAxis) -> Divided:
         module = decoder.get_submodule(owner)
         if split is None:
             result.slices[name] = Slice.of(parameter).copied(axis.rank, axis.ranks)
-            if axis.sequence_parallel or _is_inside(name):
+            if axis.sequence_parallel or _is_inside(name):  # others see all tokens and all outputs
                 result.sums.append((name, axis.group))
             continue
         slice = _slice(parameter, split, decoder.config, axis)
@@ -112,6 +120,8 @@ def _is_inside(name: str) -> bool:
     """Whether an undivided parameter works inside a divided module: on some of the heads, or for
     outputs that go on into divided ones."""
     inside = name.split(".")[2:]
+    if ".".join(inside) in ADDED_AFTER:
+        return False
     return len(inside) > 1 and inside[0] in ("attention", "feed_forward")
 
 
@@ -125,11 +135,10 @@ def _put_communication(decoder: Decoder, axis: TensorAxis, slices: dict[str, Sli
             module = _submodule(layer, name)
             if module is None:
                 continue
+            last = module.get_submodule("output" if name == "attention" else "down")
+            last.__class__ = RowProjection
             module.register_forward_pre_hook(_enter(axis))
-            module.register_forward_hook(_leave(axis))
-            for last in (getattr(module, "output", None), getattr(module, "down", None)):
-                if isinstance(last, Projection) and last.bias is not None and axis.rank:
-                    last.forward = partial(_without_bias, last)  # type: ignore[method-assign]
+            module.register_forward_hook(_leave(axis, last))
 
 
 def _submodule(layer: nn.Module, name: str) -> nn.Module | None:
@@ -140,11 +149,6 @@ def _submodule(layer: nn.Module, name: str) -> nn.Module | None:
     return module if name == "attention" or isinstance(module, FeedForward) else None
 
 
-def _without_bias(projection: Projection, x: Tensor) -> Tensor:
-    """The bias belongs to the sum, not to each of its parts: the first rank alone adds it."""
-    return linear(x, projection.weight)
-
-
 def _enter(axis: TensorAxis) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (axis.enter(args[0]), *args[1:])
@@ -152,8 +156,10 @@ def _enter(axis: TensorAxis) -> Any:
     return hook
 
 
-def _leave(axis: TensorAxis) -> Any:
+def _leave(axis: TensorAxis, last: nn.Module | None = None) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        return axis.leave(output)
+        whole = axis.leave(output)
+        bias = None if last is None else last.bias
+        return whole if bias is None else whole + bias
 
     return hook

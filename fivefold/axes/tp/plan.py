@@ -48,6 +48,8 @@ PLAN: dict[str, Split] = {
         }.items()
     },
 }
+# Added once, to the sum: partial sums come without it.
+ADDED_AFTER = ("attention.output.bias", "feed_forward.down.bias", "feed_forward.shared.down.bias")
 # Modules that compute with divided parameters: hidden states are brought together before them, and
 # their partial sums are added after them.
 DIVIDED_MODULES = ("attention", "feed_forward", "feed_forward.shared")

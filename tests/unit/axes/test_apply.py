@@ -46,13 +46,13 @@ def test_wrappers_are_stripped_wherever_they_stand() -> None:
 def test_fp32_masters_are_the_parameters() -> None:
     decoder, axis = axis_of()
     for name, parameter in decoder.named_parameters():
-        assert axis.masters()[name].data_ptr() == parameter.data_ptr()
+        assert axis.masters()[name].values.data_ptr() == parameter.data_ptr()
     assert not dist.is_initialized()
 
 
 def test_low_precision_follows_its_fp32_masters() -> None:
     decoder, axis = axis_of(dtype="bf16")
-    parameter, master = decoder.norm.weight, axis.masters()["norm.weight"]
+    parameter, master = decoder.norm.weight, axis.masters()["norm.weight"].values
     assert (parameter.dtype, master.dtype) == (torch.bfloat16, torch.float32)
     master += 2**-10  # lost in bf16, kept in the master
     axis.publish()
@@ -65,7 +65,7 @@ def test_low_precision_follows_its_fp32_masters() -> None:
 
 def test_offloaded_masters_are_copies() -> None:
     decoder, axis = axis_of("offload=optimizer")
-    master = axis.masters()["norm.weight"]
+    master = axis.masters()["norm.weight"].values
     assert master.data_ptr() != decoder.norm.weight.data_ptr()
     master.fill_(3.0)
     axis.publish()

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fivefold.axes.mesh import check_layout, check_rows, data_group, group_of
+from fivefold.axes.check import check_layout
+from fivefold.axes.mesh import check_rows
 from fivefold.core.errors import LayoutError
 from fivefold.core.layout import Layout
 
@@ -20,15 +21,14 @@ from fivefold.core.layout import Layout
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tp=2", "tp=2: this axis is not built yet"),
-        ("pp=4", "pp=4: this axis is not built yet"),
-        ("cp=2", "cp=2: this axis is not built yet"),
-        ("ep=2", "ep=2: this axis is not built yet"),
+        ("pp=2,dp_shard=2,zero=2", "zero=2 with pp=2 would save nothing"),
+        ("pp=2,dp_shard=2,schedule=zbv", "schedule=zbv postpones weight gradients"),
+        ("dp_shard=4,ep=3", "ep=3 does not divide the 4 ranks"),
         ("dp_shard=2,zero=2,offload=parameters", "zero=2 keeps whole parameters"),
         ("zero=1,offload=parameters", "zero=1 keeps whole parameters"),
     ],
 )
-def test_what_this_version_does_not_run(text: str, message: str) -> None:
+def test_what_no_model_can_be_run_on(text: str, message: str) -> None:
     with pytest.raises(LayoutError, match=re.escape(message)) as caught:
         check_layout(Layout.parse(text))
     assert caught.value.mend
@@ -55,16 +55,11 @@ def test_it_is_refused_exactly_when_torch_leaves_a_rank_empty(rows: list[int], r
             check_rows(Layout(dp_shard=ranks), parameters)
 
 
-def test_one_rank_has_no_groups() -> None:
-    assert data_group(None) is None
-    assert group_of(None, "dp_shard") is None
-
-
 def test_a_process_alone_gets_a_mesh_without_opening_a_port() -> None:
     program = (
-        "import torch.distributed as d; from fivefold.axes.mesh import alone_mesh, group_of;"
-        "m = alone_mesh('cpu'); assert m.size() == 1 and group_of(m, 'dp_shard') is None;"
-        "alone_mesh('cpu'); print(m.mesh_dim_names)"
+        "from fivefold.axes.mesh import STATE, alone_mesh; from fivefold.core.layout import Layout;"
+        "m = alone_mesh(Layout(), 'cpu'); assert m.group(STATE) is None;"
+        "alone_mesh(Layout(), 'cpu'); print(m.state_mesh.mesh_dim_names)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == "('dp_replicate', 'dp_shard')", done.stderr
+    assert done.stdout.strip() == "('shard',)", done.stderr

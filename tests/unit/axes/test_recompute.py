@@ -43,7 +43,7 @@ def run(recompute: str, every: int = 1, dtype: str = "fp32") -> dict[str, Any]:
     torch.manual_seed(0)
     decoder = Decoder(parse_config(CONFIG))
     decoder.initialize(0)
-    axis = apply(
+    model = apply(
         Objective(decoder), layout=Layout(), mesh=None,
         precision=PrecisionSection(dtype=dtype), recompute=recompute, recompute_every=every,
     )  # fmt: skip
@@ -55,15 +55,15 @@ def run(recompute: str, every: int = 1, dtype: str = "fp32") -> dict[str, Any]:
         kept[storage._cdata] = storage.nbytes()
         return tensor
 
-    axis.begin(last=True)
+    model.axis.begin(last=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        loss = axis.module(tokens, tokens, torch.arange(16).expand(2, 16), None)
+        loss = model.module(tokens, tokens, torch.arange(16).expand(2, 16), None)
     with Count() as count:
         loss.backward()
-    axis.reduce()
+    model.reduce()
     return {
         "loss": loss.item(),
-        "gradients": {name: g.clone() for name, g in axis.gradients().items()},
+        "gradients": {name: g.clone() for name, g in model.gradients().items()},
         "products": count.products,
         "attentions": count.attentions,
         "kept": sum(kept.values()),

@@ -9,19 +9,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from fivefold.axes.part import Part
 from fivefold.engines.train.clip import clip_gradients
 
 
 class Axis:
     """Gradients of one rank, beside others whose squares sum to `others`."""
 
-    def __init__(self, gradients: dict[str, Tensor], others: float = 0.0) -> None:
-        self.held, self.others = gradients, others
+    def __init__(
+        self, gradients: dict[str, Tensor], others: float = 0.0, copies: int = 1
+    ) -> None:
+        self.held, self.others, self.copies = gradients, others, copies
 
     def gradients(self) -> dict[str, Tensor]:
         return self.held
 
-    def sum_shards(self, value: Tensor) -> Tensor:
+    def masters(self) -> dict[str, Part]:
+        return {name: Part.of(gradient, 0, self.copies) for name, gradient in self.held.items()}
+
+    def sum(self, value: Tensor) -> Tensor:
         return value + self.others
 
 
@@ -54,6 +60,11 @@ def test_other_ranks_rows_count() -> None:
     axis = Axis({"a": torch.tensor([3.0])}, others=16.0)
     assert float(clip(axis, 1.0)) == pytest.approx(5.0)
     assert float(axis.held["a"]) == pytest.approx(0.6, rel=1e-5)
+
+
+def test_each_of_n_copies_counts_an_nth() -> None:
+    axis = Axis({"a": torch.tensor([4.0])}, others=8.0, copies=2)  # the other copy, the same
+    assert float(clip(axis, None)) == pytest.approx(4.0)
 
 
 def test_the_scaled_gradient_is_in_the_same_memory() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fivefold.axes.part import Part
 from fivefold.core.config import OptimizerSection
 from fivefold.engines.train.optimizer import MasterOptimizer
 
@@ -26,12 +27,16 @@ def gradients_of(step: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
+def parts(masters: dict[str, Tensor]) -> dict[str, Part]:
+    return {name: Part.of(value) for name, value in masters.items()}
+
+
 class Steps:
     """A MasterOptimizer whose gradients are those of the step."""
 
     def __init__(self, masters: dict[str, Tensor]) -> None:
         self.now: dict[str, Tensor] = {}
-        self.optimizer = MasterOptimizer(masters, lambda: self.now, CONFIG)
+        self.optimizer = MasterOptimizer(parts(masters), lambda: self.now, CONFIG)
 
     def take(self, start: int, stop: int) -> None:
         for step in range(start, stop):
@@ -73,7 +78,7 @@ def test_a_continued_optimizer_gives_the_same_bits() -> None:
     before.take(0, 3)
     after = Steps(masters)
     for name, value in after.optimizer.state_tensors().items():
-        value.copy_(before.optimizer.state_tensors()[name])
+        value.values.copy_(before.optimizer.state_tensors()[name].values)
     after.optimizer.load_scalars(json.loads(json.dumps(before.optimizer.scalars())))
     after.take(3, 6)
     assert all(torch.equal(masters[name], straight[name]) for name in SHAPES)
@@ -88,7 +93,7 @@ def test_without_its_count_a_continued_optimizer_would_differ() -> None:
     before.take(0, 3)
     after = Steps(masters)
     for name, value in after.optimizer.state_tensors().items():
-        value.copy_(before.optimizer.state_tensors()[name])
+        value.values.copy_(before.optimizer.state_tensors()[name].values)
     after.take(3, 6)
     assert not torch.equal(masters["norm.weight"], straight["norm.weight"])
 
@@ -96,7 +101,7 @@ def test_without_its_count_a_continued_optimizer_would_differ() -> None:
 def test_state_is_there_before_the_first_step() -> None:
     found = Steps(fresh()).optimizer.state_tensors()
     assert set(found) == {f"{m}/{name}" for m in ("exp_avg", "exp_avg_sq") for name in SHAPES}
-    assert all(not value.any() for value in found.values())
+    assert all(not value.values.any() for value in found.values())
 
 
 def test_a_rank_may_hold_no_rows_of_a_parameter() -> None:
@@ -108,7 +113,7 @@ def test_a_rank_may_hold_no_rows_of_a_parameter() -> None:
         found: dict[str, Any] = gradients_of(0)
         return {**found, "norm.weight": found["norm.weight"][:0]}
 
-    steps.optimizer = MasterOptimizer(masters, without_rows, CONFIG)
+    steps.optimizer = MasterOptimizer(parts(masters), without_rows, CONFIG)
     steps.optimizer.step(1e-2)
     assert steps.optimizer.state_tensors()["exp_avg/norm.weight"].shape == (0,)
 

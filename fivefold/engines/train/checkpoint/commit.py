@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from fivefold.core.errors import CheckpointError, FivefoldError
 from fivefold.engines.train.checkpoint.files import Files
 from fivefold.engines.train.checkpoint.retention import clear_leftovers, prune
-from fivefold.engines.train.checkpoint.snapshot import Snapshot
+from fivefold.engines.train.checkpoint.snapshot import Outline, Snapshot
 from fivefold.engines.train.checkpoint.team import Team
 from fivefold.engines.train.checkpoint.writer import Digests, write_tensors
 from fivefold.weights.checkpoint_manifest import (
@@ -179,14 +179,16 @@ class Save:
         )
 
 
-def _agree(outlines: list[dict[str, str]]) -> bool:
-    """Whether ranks that hold parts of one tensor describe it alike."""
-    seen: dict[str, str] = {}
-    return all(
-        seen.setdefault(name, words) == words
-        for outline in outlines
-        for name, words in outline.items()
-    )
+def _agree(outlines: list[Outline]) -> bool:
+    """Whether ranks that hold parts of one tensor describe it alike, and write it as a whole."""
+    seen: dict[str, tuple[str, int]] = {}
+    missing: dict[str, int] = {}
+    for outline in outlines:
+        for name, (words, elements, written) in outline.items():
+            if seen.setdefault(name, (words, elements)) != (words, elements):
+                return False
+            missing[name] = missing.get(name, elements) - written
+    return not any(missing.values())
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -34,6 +34,11 @@ class TrainState:
     rank_tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
+# By name: shape and format (where two ranks hold one tensor, the same), the elements of the whole,
+# and how many of them this rank writes.
+Outline = dict[str, tuple[str, int, int]]
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """One rank's share of a TrainState, on the host and no longer touched by training."""
@@ -42,7 +47,7 @@ class Snapshot:
     scalars: bytes  # state.json
     rank_tensors: dict[str, Tensor]
     pieces: dict[MetadataIndex, tuple[WriteItem, Tensor]]  # what this rank writes
-    outline: dict[str, str]  # shape and format by name: where two ranks hold one, the same
+    outline: Outline
     nbytes: int  # of the pieces
 
 
@@ -53,12 +58,14 @@ def take_snapshot(state: TrainState, rank: int, world_size: int, *, copy: bool) 
     ranks that hold different sets of tensors (pipeline stages) agree without asking.
     """
     pieces: dict[MetadataIndex, tuple[WriteItem, Tensor]] = {}
-    outline: dict[str, str] = {}
+    outline: Outline = {}
     for name, tensor in sorted(state.tensors.items()):
         part = tensor if isinstance(tensor, Part) else Part.of(tensor, rank, world_size)
         place = part.slice
-        outline[name] = f"{tuple(place.whole)} {part.dtype}"
-        if place.numel and zlib.crc32(name.encode()) % place.copies == place.copy:
+        writes = zlib.crc32(name.encode()) % place.copies == place.copy
+        words = f"{tuple(place.whole)} {part.dtype}"
+        outline[name] = (words, place.whole.numel(), place.numel if writes else 0)
+        if place.numel and writes:
             item = _write_item(name, part)
             pieces[item.index] = (item, _to_host(part.values, copy))
     return Snapshot(
