@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fivefold.core.errors import FivefoldError
+from fivefold.core.errors import DataError, FivefoldError, one_line
 
 if TYPE_CHECKING:
     from fivefold.axes.pp.timeline import Timeline
@@ -28,7 +28,8 @@ def _plan() -> None:
     epilog="Examples:\n\n"
     "    fivefold plan schedule --schedule interleaved --pp 4 --microbatches 8\n\n"
     "    fivefold plan schedule --schedule zb-h1 --pp 8 --microbatches 16 --svg zb-h1.svg\n\n"
-    "    fivefold plan schedule --schedule 1f1b --pp 4 --microbatches 8 --send 0.5 --json",
+    "    fivefold plan schedule --schedule 1f1b --pp 4 --microbatches 8 --send 0.5 --json\n\n"
+    "    fivefold plan schedule --measured timeline.json --svg timeline.svg",
 )
 def schedule(
     name: str = typer.Option(
@@ -45,6 +46,9 @@ def schedule(
     input: float = typer.Option(1.0, help="Time of its backward for the input."),
     weight: float = typer.Option(1.0, help="Time of its backward for the weights."),
     send: float = typer.Option(0.0, help="Time of a message from rank to rank."),
+    measured: Path | None = typer.Option(
+        None, help="Draw the times in this JSON file, of a real run, instead of simulating."
+    ),
     svg: Path | None = typer.Option(None, help="Write the picture to this file, too."),
     as_json: bool = typer.Option(False, "--json", help="Print numbers and actions as JSON."),
 ) -> None:
@@ -53,15 +57,19 @@ def schedule(
 
     from fivefold.axes.pp.build import build_schedule
     from fivefold.axes.pp.draw import draw, legend
+    from fivefold.axes.pp.record import from_numbers, to_numbers
     from fivefold.axes.pp.simulate import Costs, simulate
     from fivefold.axes.pp.svg import svg as picture
 
-    costs = Costs.checked(forward, input, weight, send)
-    timeline = simulate(build_schedule(name, pp, microbatches, virtual), costs)
+    if measured is None:
+        costs = Costs.checked(forward, input, weight, send)
+        timeline = simulate(build_schedule(name, pp, microbatches, virtual), costs)
+    else:
+        timeline = from_numbers(_read(measured))
     if svg is not None:
         _write(svg, picture(timeline, _title(timeline)))
     if as_json:
-        typer.echo(json.dumps(_numbers(timeline)))
+        typer.echo(json.dumps(to_numbers(timeline)))
         return
     console = Console(highlight=False)
     console.print(_title(timeline), soft_wrap=True)
@@ -69,6 +77,15 @@ def schedule(
     console.print(legend(timeline), soft_wrap=True)
     for line in _summary(timeline):
         console.print(line, soft_wrap=True)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"cannot read {path}: {one_line(error)}", "give the JSON file of a timeline"
+        ) from error
 
 
 def _write(path: Path, text: str) -> None:
@@ -100,26 +117,3 @@ def _summary(timeline: Timeline) -> list[str]:
         f"micro-batches of a 1/{timeline.schedule.ranks} of the model: "
         + " ".join(f"{timeline.peak_share(rank):g}" for rank in ranks),
     ]
-
-
-def _numbers(timeline: Timeline) -> dict[str, Any]:
-    s = timeline.schedule
-    ranks = range(s.ranks)
-    return {
-        "schedule": s.name,
-        "ranks": s.ranks,
-        "stages": s.stages,
-        "directions": s.directions,
-        "microbatches": s.microbatches,
-        "placement": list(s.placement),
-        "time": timeline.makespan,
-        "bubble_share": timeline.bubble_share,
-        "idle_inside": [timeline.idle_inside(rank) for rank in ranks],
-        "peak_in_flight": [timeline.peak_in_flight(rank) for rank in ranks],
-        "peak_share": [timeline.peak_share(rank) for rank in ranks],
-        "orders": [[str(action) for action in order] for order in s.orders],
-        "spans": [
-            {"rank": p.rank, "action": str(p.action), "start": p.start, "end": p.end}
-            for p in timeline.spans
-        ],
-    }

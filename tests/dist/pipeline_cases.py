@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import weakref
@@ -14,8 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fivefold.axes.pp.build import build_schedule
+from fivefold.axes.pp.draw import draw
 from fivefold.axes.pp.measured import measured_timeline
 from fivefold.axes.pp.program import Transfer
+from fivefold.axes.pp.record import from_numbers, to_numbers
 from fivefold.axes.pp.runtime import PipelineRuntime
 from fivefold.axes.pp.schedule import Schedule
 from fivefold.axes.pp.split import LayerCosts, split_layers
@@ -251,6 +254,8 @@ def measured(name: str, microbatches: int) -> list[tuple[int, str]]:
             assert done[value] <= span.start + 1e-3, span
         done[schedule.made_by(span.action)] = span.end
     assert 0 < timeline.bubble_share < 1
+    again = from_numbers(json.loads(json.dumps(to_numbers(timeline))))
+    assert again == timeline and draw(again, 80) == draw(timeline, 80)
     return [(span.rank, str(span.action)) for span in timeline.spans]
 
 

@@ -33,16 +33,14 @@ class _Grid:
 def draw(timeline: Timeline, width: int, unit: float | None = None) -> Text:
     """Lines of at most `width` characters, below each other where the time is longer.
 
-    A cell is `unit` of time: by default the shortest action of a simulation, or what makes one
-    line of a measured timeline. An action starts with its kind and micro-batch (and a letter for
-    the stage, where a rank has several) and goes on as `=`; `.` is idle, `~` idle while a message
-    for this rank travels.
+    A cell is `unit` of time, by default that of a short action. An action starts with its kind
+    and micro-batch (and a letter for the stage, where a rank has several) and goes on as `=`; `.`
+    is idle, `~` idle while a message for this rank travels. What is shorter than a cell may not show.
     """
     label = max(len(_label(timeline, span.action)) for span in timeline.spans)
     name = len(f"rank {timeline.schedule.ranks - 1} ")
     a_line = max(1, (width - name - 1) // (label + 1))
-    shortest = min(span.end - span.start for span in timeline.spans)
-    unit = unit or max(shortest, timeline.makespan / MOST_CELLS)
+    unit = unit or max(timeline.short_action, timeline.makespan / MOST_CELLS)
     cells = max(1, ceil(timeline.makespan / unit - 1e-9))
     grid = _Grid(unit, cells, label + 1)
     text = Text()

@@ -20,8 +20,7 @@ def svg(timeline: Timeline, title: str) -> str:
 
     Darker boxes are later stages of a rank. A pointer over a box shows what it is and when.
     """
-    lengths = sorted(span.end - span.start for span in timeline.spans)
-    short = max(lengths[len(lengths) // 10], timeline.makespan / WIDEST)
+    short = max(timeline.short_action, timeline.makespan / WIDEST)
     width = min(WIDEST, max(NARROWEST, CELL * timeline.makespan / short))
     scale = width / timeline.makespan
     ranks = timeline.schedule.ranks

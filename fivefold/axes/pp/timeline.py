@@ -47,6 +47,12 @@ class Timeline:
         """From the start of the first to the end of the last action of any rank."""
         return max(s.end for s in self.spans) - min(s.start for s in self.spans)
 
+    @property
+    def short_action(self) -> float:
+        """The time that a tenth of the actions do not exceed: a measure to draw by."""
+        lengths = sorted(span.end - span.start for span in self.spans)
+        return lengths[len(lengths) // 10]
+
     def busy(self, rank: int) -> float:
         """Time `rank` computes."""
         return sum(span.end - span.start for span in self.of(rank))

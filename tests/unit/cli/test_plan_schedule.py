@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from fivefold.axes.pp.build import SCHEDULES, build_schedule
 from fivefold.cli.main import app
+from fivefold.core.errors import DataError, FivefoldError
 
 
 def plan(*arguments: str) -> str:
@@ -50,6 +52,38 @@ def test_the_picture_is_written(tmp_path: Path) -> None:
     path = tmp_path / "zbv.svg"
     plan("--schedule", "zbv", "--pp", "4", "--microbatches", "8", "--svg", str(path))
     assert path.read_text(encoding="utf-8").startswith("<svg ")
+
+
+def test_a_timeline_in_a_file_is_drawn_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    arguments = ("--schedule", "dualpipe", "--pp", "4", "--microbatches", "8", "--forward", "1.5")
+    path.write_text(plan(*arguments, "--json"))
+    assert plan("--measured", str(path)) == plan(*arguments)
+    assert plan("--measured", str(path), "--json") == plan(*arguments, "--json")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda t: t.pop("orders"), "no timeline of a pipeline .KeyError: 'orders'."),
+        (lambda t: t["spans"].clear(), "it has no spans"),
+        (lambda t: t["spans"][0].update(action="9F0"), "9F0 of rank 0 is not of the schedule"),
+        (lambda t: t["spans"][0].update(action="F"), "'F' is no action"),
+        (lambda t: t["spans"][0].update(end=-1), "0F0 of rank 0 is not of the schedule"),
+    ],
+)
+def test_a_spoilt_timeline_is_refused(tmp_path: Path, spoil: Any, said: str) -> None:
+    timeline = json.loads(plan("--json"))
+    spoil(timeline)
+    path = tmp_path / "timeline.json"
+    path.write_text(json.dumps(timeline))
+    with pytest.raises(DataError, match=said):
+        plan("--measured", str(path))
+    path.write_text("{")
+    with pytest.raises(DataError, match=r"cannot read .*timeline.json"):
+        plan("--measured", str(path))
+    with pytest.raises(FivefoldError, match=r"cannot write .*; choose a file in a folder"):
+        plan("--svg", str(tmp_path / "no" / "a.svg"))
 
 
 def test_help_and_errors_through_the_command_itself() -> None:
