@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fivefold.axes.ep import collectives
 from fivefold.axes.ep import dispatch as ep
+from fivefold.axes.ep.deep_ep import DeepEPDispatch
 from fivefold.axes.ep.dispatch import AllToAllDispatch
 from fivefold.model.attention_backend import CausalAttention
 from fivefold.model.decoder import Decoder
@@ -20,6 +22,7 @@ from fivefold.model.dispatch import DROPPED, LocalDispatch
 from fivefold.model.experts import Experts
 from fivefold.model.families import parse_config
 from fivefold.model.moe import MixtureOfExperts
+from tests.dist import deep_ep_stand_in
 
 EXPERTS, TOP_K, HIDDEN = 8, 3, 12
 CONFIG = {
@@ -56,8 +59,11 @@ def experts_of(whole: Experts, rank: int, ranks: int) -> Experts:
     return part
 
 
-def errors(kind: str, fault: str | None = None) -> dict[str, float]:
-    """The largest differences of outputs and of every kind of gradient, in fp64."""
+def errors(kind: str, fault: str | None = None, deep: bool = False) -> dict[str, float]:
+    """The largest differences of outputs and of every kind of gradient, in fp64.
+
+    deep: through DeepEP's dispatcher over a stand-in for its library.
+    """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     config = parse_config(CONFIG)
     assert config.moe is not None
@@ -77,7 +83,7 @@ def errors(kind: str, fault: str | None = None) -> dict[str, float]:
     results = []
     for dispatch, run in (
         (LocalDispatch(EXPERTS), whole),
-        (AllToAllDispatch(group, EXPERTS), part),
+        (deep_dispatch(group) if deep else AllToAllDispatch(group, EXPERTS), part),
     ):
         inputs = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
         with planted(fault) if run is part else nullcontext():
@@ -93,6 +99,19 @@ def errors(kind: str, fault: str | None = None) -> dict[str, float]:
         dist.all_reduce(parameter.grad)
         found[name] = distance(getattr(part, name).grad, parameter.grad.chunk(ranks)[rank])
     return found
+
+
+def deep_dispatch(group: dist.ProcessGroup) -> DeepEPDispatch:
+    with mock.patch.dict(sys.modules, {"deep_ep": deep_ep_stand_in}):
+        return DeepEPDispatch(group, EXPERTS)
+
+
+def refuses_without_the_library() -> str:
+    try:
+        DeepEPDispatch(dist.group.WORLD, EXPERTS)  # type: ignore[arg-type]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
 
 
 def distance(found: Tensor | None, expected: Tensor | None) -> float:

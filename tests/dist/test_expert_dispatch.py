@@ -41,3 +41,15 @@ def test_a_planted_fault_is_found(workers: Start, fault: str) -> None:
 def test_experts_that_do_not_divide_are_refused(workers: Start) -> None:
     for words in workers(2).run(expert_cases.refuses_experts_that_do_not_divide):
         assert words == "LayoutError: layout ep=2 does not divide the model's 7 experts; use ep=1"
+
+
+@pytest.mark.parametrize("kind", ["any", "crowded", "idle", "dropped"])
+def test_deep_ep_over_a_stand_in_for_its_library(workers: Start, kind: str) -> None:
+    for found in workers(2).run(expert_cases.errors, kind, None, True):
+        assert max(found.values()) <= EXACT, found
+
+
+def test_deep_ep_that_is_not_installed_is_named(workers: Start) -> None:
+    for words in workers(2).run(expert_cases.refuses_without_the_library):
+        assert words.startswith("MissingExtraError: expert dispatch by DeepEP needs the package")
+        assert "plain all-to-all" in words
