@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fivefold.core.errors import LayoutError
+from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Decoder
 from fivefold.observe.flops import attended_keys
 
@@ -38,7 +39,7 @@ def estimate_costs(decoder: Decoder, sequence_length: int) -> LayerCosts:
     layers = []
     for layer, window in zip(whole.layers, config.windows, strict=True):
         keys = attended_keys(sequence_length, window)
-        attention = 2 * config.num_heads * config.head_dim * keys
+        attention = config.num_heads * (config.head_dim + config.value_dim) * keys
         layers.append(_products(layer, _experts_used(config)) + attention)
     head = float(config.hidden_size * config.vocab_size)
     return LayerCosts(tuple(layers), float(config.hidden_size), head)
@@ -134,7 +135,6 @@ def _products(layer: nn.Module, experts_used: float) -> float:
     return total
 
 
-def _experts_used(config: object) -> float:
+def _experts_used(config: ModelConfig) -> float:
     """The share of a layer's experts that one token passes through."""
-    moe = getattr(config, "moe", None)
-    return 1.0 if moe is None else moe.top_k / moe.experts
+    return 1.0 if config.moe is None else config.moe.top_k / config.moe.experts

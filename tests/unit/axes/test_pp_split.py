@@ -70,6 +70,17 @@ def test_costs_of_a_model() -> None:
     assert estimate_costs(decoder, 33) == costs
 
 
+def test_a_token_costs_the_experts_that_it_is_sent_to() -> None:
+    config = parse_config({
+        "model_type": "mixtral", "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 64, "num_local_experts": 8, "num_experts_per_tok": 2,
+    })  # fmt: skip
+    products = 2 * 64 * 64 + 2 * 64 * 32 + 2 * 3 * 64 * 128 + 8 * 64  # the router sees each token
+    costs = estimate_costs(Decoder(config, device="meta"), 33)
+    assert costs.layers == (products + 2 * 64 * 17,) * 2
+
+
 def test_an_own_split_overrides_and_must_add_up() -> None:
     costs = LayerCosts((1.0,) * 6)
     assert split_layers(costs, 3, [1, 4, 1]) == (range(0, 1), range(1, 5), range(5, 6))
