@@ -16,7 +16,10 @@ from fivefold.axes.ep import collectives
 from fivefold.axes.ep import dispatch as ep
 from fivefold.axes.ep.deep_ep import DeepEPDispatch
 from fivefold.axes.ep.dispatch import AllToAllDispatch
+from fivefold.axes.ep.divide import divide_experts, share_sequences
+from fivefold.core.config import MoESection
 from fivefold.model.attention_backend import CausalAttention
+from fivefold.model.balance import configure
 from fivefold.model.decoder import Decoder
 from fivefold.model.dispatch import DROPPED, LocalDispatch
 from fivefold.model.experts import Experts
@@ -133,9 +136,10 @@ def model_errors(recompute: bool) -> dict[str, float]:
         decoder = Decoder(parse_config(CONFIG), dtype=torch.float64)
         decoder.initialize(0)
         mixtures = [m for m in decoder.modules() if isinstance(m, MixtureOfExperts)]
-        for mixture in mixtures if divided else ():
-            mixture.experts = experts_of(mixture.experts, rank, ranks)
-            mixture.dispatcher = AllToAllDispatch(group, EXPERTS)
+        if divided:
+            slices = divide_experts(decoder, group)
+            assert slices.keys() == {n for n, _ in decoder.named_parameters() if ".experts." in n}
+            assert {s.offsets[0] for s in slices.values()} == {rank * EXPERTS // ranks}
         for block in decoder.layers if recompute else ():
             plain = block.forward
             block.forward = lambda *a, plain=plain: checkpoint(plain, *a, use_reentrant=False)
@@ -197,3 +201,50 @@ def _first_only(spread: Any) -> Any:
         return spread(x, order, copies) if len(calls) < 3 else x
 
     return once
+
+
+def sequence_errors(section: dict[str, Any], zigzag: bool, shared: bool = True) -> dict[str, float]:
+    """One mixture: sequences divided over all ranks against whole ones, side losses alone too."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    assert group is not None
+    length, here = 4 * ranks, 4
+    chunks = torch.arange(length).chunk(2 * ranks)
+    if zigzag:
+        pairs = [torch.cat((chunks[r], chunks[2 * ranks - 1 - r])) for r in range(ranks)]
+    else:
+        pairs = [torch.cat(chunks[2 * r : 2 * r + 2]) for r in range(ranks)]
+    places = torch.stack(pairs)
+    hidden = torch.randn(2, length, HIDDEN, generator=torch.Generator().manual_seed(4)).double()
+    results = []
+    for divided in (False, True):
+        decoder = Decoder(parse_config({**CONFIG, "num_hidden_layers": 2}), dtype=torch.float64)
+        decoder.initialize(0)
+        (mixture,) = (m for m in decoder.modules() if isinstance(m, MixtureOfExperts))
+        balance = configure(decoder, MoESection(**section))
+        balance.scale = 0.5
+        if divided:
+            divide_experts(decoder, group)
+            if shared:
+                share_sequences(decoder, group, lambda count: places)
+        mine = hidden[:, places[rank]] if divided else hidden
+        out = mixture(mine)
+        (out.square().sum() * 0.1).backward()
+        balance.update(_summed if divided else torch.clone)
+        (told,) = balance.statistics().values()
+        assert mixture.router.weight.grad is not None
+        results.append((out, mixture.router.weight.grad, told))
+    (whole, expected, load), (part, grad, told) = results
+    assert part.shape[1] == here
+    return {
+        "output": distance(part, whole[:, places[rank]]),
+        "router": distance(_summed(grad), expected),
+        "load": float(told != load),
+        "dropped": float(load["dropped"]),  # type: ignore[arg-type]
+    }
+
+
+def _summed(x: Tensor) -> Tensor:
+    total = x.clone()
+    dist.all_reduce(total)
+    return total

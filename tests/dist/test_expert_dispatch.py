@@ -53,3 +53,31 @@ def test_deep_ep_that_is_not_installed_is_named(workers: Start) -> None:
     for words in workers(2).run(expert_cases.refuses_without_the_library):
         assert words.startswith("MissingExtraError: expert dispatch by DeepEP needs the package")
         assert "plain all-to-all" in words
+
+
+SECTIONS = [
+    {"aux_loss": 0.3},
+    {"sequence_aux_loss": 0.3, "router_z_loss": 0.1},
+    {"capacity_factor": 1.0, "aux_loss": 0.3},
+]
+
+
+@worlds
+@pytest.mark.parametrize("zigzag", [False, True])
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda s: next(iter(s)))
+def test_load_is_that_of_whole_sequences(
+    workers: Start, world: int, zigzag: bool, section: dict[str, float]
+) -> None:
+    for found in workers(world).run(expert_cases.sequence_errors, section, zigzag):
+        assert found.pop("dropped") > 0 if "capacity_factor" in section else True
+        assert found.pop("load") == 0
+        assert max(found["output"], found["router"]) <= 1e-11, found
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda s: next(iter(s)))
+def test_sequences_that_are_taken_for_whole_are_found(
+    workers: Start, section: dict[str, float]
+) -> None:
+    """The planted fault: each rank balances, or cuts off, its own tokens."""
+    for found in workers(2).run(expert_cases.sequence_errors, section, True, False):
+        assert max(found["output"], found["router"]) > 1e-4, found
