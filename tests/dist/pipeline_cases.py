@@ -251,7 +251,7 @@ def measured(name: str, microbatches: int) -> list[tuple[int, str]]:
     done: dict[Any, float] = {}
     for span in timeline.spans:
         for value in schedule.needed_by(span.action):
-            assert done[value] <= span.start + 1e-3, span
+            assert done[value] <= span.start + 1e-6, span
         done[schedule.made_by(span.action)] = span.end
     assert 0 < timeline.bubble_share < 1
     again = from_numbers(json.loads(json.dumps(to_numbers(timeline))))

@@ -11,8 +11,8 @@ from fivefold.axes.pp.timeline import Span, Timeline
 def measured_timeline(runtime: PipelineRuntime, group: dist.ProcessGroup | None) -> Timeline:
     """All ranks' spans of the last `run` with `record`, in seconds from the first start.
 
-    Every rank of `group` calls it and gets the whole. Clocks are set to 0 by a barrier before the batch:
-    across machines they agree to about the time of one message.
+    Every rank of `group` calls it and gets the whole. On several machines it is as good as their clocks
+    agree.
     """
     gathered: list[list[Span]] = [runtime.spans]
     if group is not None:
