@@ -9,15 +9,17 @@ from torch import nn
 
 from fivefold.axes.check import check_model
 from fivefold.axes.divided import divide_depth, divide_width
-from fivefold.axes.dp.protocol import DataAxis
+from fivefold.axes.dp.protocol import DataAxis, decoder_name
 from fivefold.axes.dp.replicated import ReplicatedAxis
 from fivefold.axes.dp.sharded import ShardedAxis
 from fivefold.axes.mesh import Mesh, alone_mesh, check_rows
 from fivefold.axes.parallel import ParallelModel
+from fivefold.axes.part import Part
 from fivefold.axes.recompute import recompute_blocks
 from fivefold.axes.runners import divide_sequences, make_runner
-from fivefold.core.config import PrecisionSection
+from fivefold.core.config import MoESection, PrecisionSection
 from fivefold.core.layout import Layout
+from fivefold.model.balance import configure
 from fivefold.model.decoder import Decoder
 from fivefold.precision.formats import DTYPES
 
@@ -36,6 +38,7 @@ def apply(
     compile: bool = False,
     bucket_bytes: int = BUCKET_BYTES,
     sequence_length: int | None = None,
+    moe: MoESection = MoESection(),
     device: torch.device | None = None,
 ) -> ParallelModel:
     """Put `objective`, a module with a `decoder`, on the ranks of `layout`.
@@ -81,4 +84,11 @@ def apply(
             bucket_bytes=bucket_bytes,
         )  # fmt: skip
     runner = make_runner(depth, axis, layout, mesh, device, dtype)
-    return ParallelModel(axis, runner, mesh, device, divide)
+    buffers = {
+        name: Part(buffer, depth.cut.slices[name])
+        for name, buffer in ((decoder_name(n), b) for n, b in depth.module.named_buffers())
+    }
+    return ParallelModel(
+        axis, runner, mesh, device, configure(depth.module, moe), buffers,
+        twin=depth.twin, divide=divide,
+    )  # fmt: skip

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from fivefold.axes.dp.protocol import Cut, decoder_name
 from fivefold.axes.dp.sharded import Units
-from fivefold.axes.mesh import Mesh, subgroup
+from fivefold.axes.cp.split import ContextSplit, places_of
+from fivefold.axes.ep.divide import divide_experts, share_sequences
+from fivefold.axes.mesh import EXPERT, SEQUENCE, WIDTH, Mesh, subgroup
 from fivefold.axes.part import Slice
 from fivefold.axes.pp.build import build_schedule
 from fivefold.axes.pp.schedule import Schedule
@@ -25,27 +29,58 @@ class Depth:
     """The stages of this rank.
 
     module: all of them, what the data axis wraps. stages: by their number in the schedule. units:
-    what FSDP gathers at a time.
+    what FSDP gathers at a time. twin: this rank and the one that holds the same stages for
+    micro-batches of the other direction (DualPipe).
     """
 
     module: nn.Module
     stages: Mapping[int, nn.Module]
     units: Units
     cut: Cut
+    twin: dist.ProcessGroup | None = None
 
 
 def divide_width(objective: nn.Module, layout: Layout, mesh: Mesh | None) -> Cut:
-    """Cut parameters for tensor and expert parallelism, in place."""
+    """Cut parameters for tensor and expert parallelism, in place. Buffers are whole everywhere."""
     decoder = objective.decoder
-    if mesh is None or layout.tp == 1:
-        return Cut({n: Slice.of(p) for n, p in decoder.named_parameters()})
+    slices, sums = {n: Slice.of(p) for n, p in decoder.named_parameters()}, []
+    if mesh is not None and layout.tp > 1:
+        axis = _tensor_axis(mesh, decoder.config)
+        divided = divide(decoder, axis)
+        slices, sums = divided.slices, divided.sums
+        objective.cross_entropy = axis.head(slices)
+    if mesh is not None and (group := mesh.group(EXPERT)) is not None:
+        slices |= divide_experts(decoder, group)
+    if mesh is not None and (group := mesh.group(SEQUENCE)) is not None:
+        share_sequences(decoder, group, partial(_places, mesh))
+    for name, buffer in decoder.named_buffers():
+        slice = Slice.of(buffer)
+        slices[name] = slice if mesh is None else slice.copied(*mesh.place(WIDTH))
+    return Cut(slices, tuple(sums))
+
+
+def _tensor_axis(mesh: Mesh, config: ModelConfig) -> TensorAxis:
     group = mesh.group(("tp",))
     assert group is not None
     rank, ranks = mesh.place(("tp",))
-    axis = TensorAxis(group, rank, ranks, layout.sequence_parallel, _kv_group(mesh, decoder.config))
-    divided = divide(decoder, axis)
-    objective.cross_entropy = axis.head(divided.slices)
-    return Cut(divided.slices, tuple(divided.sums))
+    return TensorAxis(group, rank, ranks, mesh.layout.sequence_parallel, _kv_group(mesh, config))
+
+
+def _places(mesh: Mesh, length: int) -> Tensor:
+    """[ranks, length]: where in its row each token stands on the ranks that hold parts of it.
+
+    A context rank's tokens are divided once more over tensor ranks, which take neighbours.
+    """
+    layout = mesh.layout
+    row = next(row for row in mesh.ranks(SEQUENCE) if mesh.rank in row)
+    whole = length * layout.cp * layout.tp
+    found = []
+    for rank in row:
+        place = mesh.coordinates(rank)
+        split = ContextSplit.of(layout, place["cp"])
+        held = places_of(split.runs(whole, place["cp"]), torch.device("cpu"))
+        found.append(held[place["tp"] * length : (place["tp"] + 1) * length])
+    return torch.stack(found)
 
 
 def divide_depth(
@@ -61,8 +96,9 @@ def divide_depth(
     parts = {part: objective.stage(layers[part]) for part in _parts(schedule, rank)}
     stages = {stage: parts[schedule.part(stage)] for stage in schedule.held(rank)}
     module = nn.ModuleList(parts.values())
-    names = {decoder_name(name) for name, _ in module.named_parameters()}
-    return Depth(module, stages, _units(list(parts.values())), _copied(schedule, mesh, cut, names))
+    held = (*module.named_parameters(), *module.named_buffers())
+    cut, twin = _copied(schedule, mesh, cut, {decoder_name(name) for name, _ in held})
+    return Depth(module, stages, _units(list(parts.values())), cut, twin)
 
 
 def placement_of(layout: Layout) -> Schedule:
@@ -75,7 +111,9 @@ def _parts(schedule: Schedule, rank: int) -> list[int]:
     return sorted({schedule.part(stage) for stage in schedule.held(rank)})
 
 
-def _copied(schedule: Schedule, mesh: Mesh, cut: Cut, names: set[str]) -> Cut:
+def _copied(
+    schedule: Schedule, mesh: Mesh, cut: Cut, names: set[str]
+) -> tuple[Cut, dist.ProcessGroup | None]:
     """Account for parameters that two pipeline ranks hold: their gradients are to be added."""
     rank, ranks = mesh.place(("pp",))
     slices, sums = dict(cut.slices), [(n, group) for n, group in cut.sums if n in names]
@@ -90,8 +128,9 @@ def _copied(schedule: Schedule, mesh: Mesh, cut: Cut, names: set[str]) -> Cut:
     if group is not None and (schedule.directions == 2 or _is_tied(cut)):
         for name in held:
             slices[name] = slices[name].copied(int(rank >= ranks / 2), 2)
-            sums.append((name, group))
-    return Cut(slices, tuple(sums))
+            if not name.endswith("router.bias"):  # a buffer, which has no gradient
+                sums.append((name, group))
+    return Cut(slices, tuple(sums)), group if schedule.directions == 2 else None
 
 
 def _is_tied(cut: Cut) -> bool:

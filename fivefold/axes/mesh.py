@@ -21,7 +21,7 @@ DIMS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 STATE = ("dp_shard", "cp")  # divide the training state
 DATA = ("dp_replicate", "dp_shard", "cp")  # see different tokens with the same parameters
 SEQUENCE = ("cp", "tp")  # hold parts of the same sequences
-LOSS = ("pp", "dp_replicate", "dp_shard", "cp")  # tp ranks know the same loss
+WIDTH = ("dp_replicate", "dp_shard", "cp", "tp")  # hold the same layers
 # The dims along which experts are divided and copied are cut from dp_shard x cp x tp.
 EXPERT = ("expert",)
 EXPERT_STATE = ("expert_shard",)
@@ -51,7 +51,7 @@ class Mesh:
         self.rank = dist.get_rank()
         self._groups: dict[tuple[str, ...], dist.ProcessGroup | None] = {}
         for axes in (
-            *((dim,) for dim in DIMS), STATE, DATA, SEQUENCE, LOSS, EXPERT, EXPERT_STATE,
+            *((dim,) for dim in DIMS), STATE, DATA, SEQUENCE, WIDTH, EXPERT, EXPERT_STATE,
             EXPERT_DATA,
         ):  # fmt: skip
             self._groups[axes] = self._make(axes)
@@ -62,20 +62,23 @@ class Mesh:
 
     def place(self, axes: tuple[str, ...]) -> tuple[int, int]:
         """(index, count) of this rank among those that differ in `axes` alone."""
-        names, ranks = self._view(axes)
-        here = (ranks == self.rank).nonzero()[0].tolist()
-        index, count = 0, 1
-        for name, coordinate, ways in zip(names, here, ranks.shape, strict=True):
-            if name in axes:
-                index, count = index * ways + coordinate, count * ways
-        return index, count
+        row = next(row for row in self.ranks(axes) if self.rank in row)
+        return row.index(self.rank), len(row)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where `rank` stands on each axis."""
+        return dict(zip(DIMS, (self.dense == rank).nonzero()[0].tolist(), strict=True))
 
     def ranks(self, axes: tuple[str, ...]) -> list[list[int]]:
-        """All groups of ranks that differ in `axes` alone, in rows."""
+        """All groups of ranks that differ in `axes` alone, in rows.
+
+        A row ascends, as process groups count their ranks, whatever the order of the axes.
+        """
         names, ranks = self._view(axes)
         dims = [names.index(axis) for axis in axes]
         others = [dim for dim in range(ranks.ndim) if dim not in dims]
-        return ranks.permute(*others, *dims).reshape(-1, self._size(axes)).tolist()
+        rows = ranks.permute(*others, *dims).reshape(-1, self._size(axes))
+        return rows.sort(-1).values.tolist()
 
     @cached_property
     def state_mesh(self) -> DeviceMesh:
@@ -92,7 +95,7 @@ class Mesh:
         dims = [names.index(axis) for axis in ("dp_replicate", *shard)]
         others = [dim for dim in range(ranks.ndim) if dim not in dims]
         shape = (-1, self.layout.dp_replicate, self._size(shard))
-        cube = ranks.permute(*others, *dims).reshape(shape)
+        cube = ranks.permute(*others, *dims).reshape(shape).sort(-1).values
         mesh = DeviceMesh(
             self.device_type, cube, mesh_dim_names=("others", "dp_replicate", "shard")
         )

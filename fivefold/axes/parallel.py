@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from fivefold.axes.dp.protocol import DataAxis
-from fivefold.axes.mesh import Mesh, all_reduced
+from fivefold.axes.mesh import WIDTH, Mesh, all_reduced
 from fivefold.axes.microbatches import Inputs, MicroBatches
 from fivefold.axes.part import Part
+from fivefold.model.balance import Balance
 
 
 class Rows(Protocol):
@@ -55,12 +57,19 @@ class ParallelModel:
         runner: MicroBatches,
         mesh: Mesh | None,
         device: torch.device,
+        balance: Balance,
+        buffers: Mapping[str, Part],
+        *,
+        twin: dist.ProcessGroup | None = None,
         divide: Divide = whole,
     ) -> None:
         self.axis = axis
         self.runner = runner
         self.mesh = mesh
         self.device = device
+        self._balance = balance
+        self._buffers = dict(buffers)
+        self._twin = twin
         self._divide = divide
         # One rank counts the sequences of a replica, and one tensor rank the loss of a shard.
         self.counts_sequences = mesh is None or not any(
@@ -84,6 +93,7 @@ class ParallelModel:
     def accumulate(self, batches: Sequence[Rows], scale: float) -> Tensor:
         """Add the gradients of scale * loss over the step's micro-batches; this rank's share of
         the loss SUM."""
+        self._balance.scale = scale
         return self._share(self.runner.accumulate([self._inputs(b) for b in batches], scale))
 
     def evaluate(self, batches: Sequence[Rows]) -> Tensor:
@@ -98,6 +108,18 @@ class ParallelModel:
         """Bring the compute parameters after the masters."""
         self.axis.publish()
 
+    def buffers(self) -> dict[str, Part]:
+        """What training changes besides parameters: biases of routers."""
+        return dict(self._buffers)
+
+    def balance_experts(self) -> None:
+        """End a step: shift the biases of routers towards even load. Collective with experts."""
+        self._balance.update(self._sum_same_layers)
+
+    def expert_load(self) -> dict[str, dict[str, object]]:
+        """Tokens per expert and what follows from them, of this rank's layers in the last step."""
+        return self._balance.statistics()
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
         self.axis.zero_grad()
@@ -106,14 +128,20 @@ class ParallelModel:
         """The sum of all ranks' shares."""
         if self.mesh is None:
             return share
-        return all_reduced(share, torch.distributed.group.WORLD)
+        return all_reduced(share, dist.group.WORLD)
 
     @torch.no_grad()
     def fill(self, value: Callable[[str, torch.Size], Tensor]) -> None:
         """Set every parameter from its whole value, by name and shape; this rank cuts its part."""
         for name, part in self.masters().items():
             part.values.copy_(part.slice.cut(value(name, part.shape)))
+        for name, part in self._buffers.items():
+            part.values.copy_(value(name, part.shape))
         self.publish()
+
+    def _sum_same_layers(self, counts: Tensor) -> Tensor:
+        width = None if self.mesh is None else self.mesh.group(WIDTH)
+        return all_reduced(all_reduced(counts, width), self._twin)
 
     def _inputs(self, batch: Rows) -> Inputs:
         inputs = self._divide(batch)

@@ -21,6 +21,7 @@ from fivefold.engines.train.data.batch import Batch
 from fivefold.engines.train.objective import Objective
 from fivefold.engines.train.optimizer import MasterOptimizer
 from fivefold.engines.train.step import TrainStep
+from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Decoder
 from fivefold.model.families import parse_config
 from fivefold.precision.loss_scaler import DynamicLossScaler
@@ -75,13 +76,14 @@ class Run:
     def __init__(
         self,
         layout: str,
-        config: dict[str, Any] = CONFIG,
+        config: dict[str, Any] | ModelConfig = CONFIG,
         precision: str = "fp32",
         reduce: str = "fp32",
         **options: Any,
     ) -> None:
         chosen = Layout.parse(layout)
-        decoder = Decoder(parse_config(config))
+        shape = config if isinstance(config, ModelConfig) else parse_config(config)
+        decoder = Decoder(shape)
         decoder.initialize(0)
         mesh = mesh_of(chosen)
         self.rank, self.ranks = (
@@ -111,7 +113,8 @@ class Run:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Masters and moments, whole, the same on each rank."""
-        masters = {f"model/{name}": value for name, value in self.axis.masters().items()}
+        held = self.axis.masters() | self.axis.buffers()
+        masters = {f"model/{name}": value for name, value in held.items()}
         return whole(masters | self.optimizer.state_tensors())
 
 

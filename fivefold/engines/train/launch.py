@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from fivefold.axes.mesh import check_layout
+from fivefold.axes.check import check_layout
 from fivefold.core.errors import TrainingError
 from fivefold.core.layout import Layout
 

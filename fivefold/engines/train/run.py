@@ -82,6 +82,7 @@ def build_trainer(config: RunConfig, process: Process, directory: RunDirectory) 
         recompute_every=config.train.recompute_every,
         compile=config.train.compile,
         sequence_length=config.data.sequence_length,
+        moe=config.moe,
         device=process.device,
     )
     checkpointer = Checkpointer(

@@ -75,6 +75,7 @@ class TrainStep:
         if not overflow:
             self.optimizer.step(lr)
             self.model.publish()
+        self.model.balance_experts()
         if self.scaler is not None:
             self.scaler.update(overflow)
         self.model.zero_grad()

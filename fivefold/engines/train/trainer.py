@@ -169,7 +169,8 @@ class Trainer:
         self.recorder.event("checkpoint", step=self.position.step)
 
     def _state(self) -> TrainState:
-        masters: dict[str, Part] = {f"model/{n}": part for n, part in self.model.masters().items()}
+        held = self.model.masters() | self.model.buffers()
+        masters: dict[str, Part] = {f"model/{name}": part for name, part in held.items()}
         moments = {f"optimizer/{k}": v for k, v in self.optimizer.state_tensors().items()}
         scalars = {
             "position": vars(self.position).copy(),
