@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fivefold.core.config import MoESection
+from fivefold.engines.train.data.batch import Batch
 from fivefold.model.config import ModelConfig
 from fivefold.model.families import parse_config
-from tests.dist.cases import Run, whole
+from tests.dist.cases import GLOBAL_BATCH, LR, SEQUENCE, Run, global_batch, whole
+from tests.parity.lattice.faults import FAULTS
 
 DENSE = {
     "model_type": "llama", "vocab_size": 131, "hidden_size": 32, "intermediate_size": 56,
@@ -54,15 +57,48 @@ def model_config(name: str) -> ModelConfig:
 
 
 STEPS = 3
+PACKED = ("dense", "mla")  # the others have one document a row
+
+
+def batches(step: int, rank: int, ranks: int, packed: bool) -> list[Batch]:
+    """Micro-batches of one sequence, each with another number of targets.
+
+    packed: two documents and padding in a row, borders elsewhere in each.
+    """
+    each = GLOBAL_BATCH // ranks
+    found = []
+    for index, (tokens, labels) in enumerate(global_batch(step)):
+        positions, documents = torch.arange(SEQUENCE), None
+        if packed:
+            first, end = 3 + (index * 7 + step) % 15, SEQUENCE - index % 4
+            documents = (positions >= first).long()
+            documents[end:] = -1
+            labels = labels.clone()
+            labels[[first - 1, *range(end - 1, SEQUENCE)]] = -100
+            positions = torch.where(positions >= first, positions - first, positions)
+            documents = documents.unsqueeze(0)
+        found.append(
+            Batch(tokens.unsqueeze(0), labels.unsqueeze(0), positions.unsqueeze(0), documents)
+        )
+    return found[rank * each : (rank + 1) * each]
 
 
 def train(
-    layout: str, model: str, dtype: str = "fp64", options: dict[str, Any] | None = None
+    layout: str,
+    model: str,
+    dtype: str = "fp64",
+    fault: str | None = None,
+    options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """(loss, norm) of each step, each step's gradients, the final masters and moments."""
-    run = Run(
-        layout, model_config(model), dtype, moe=MOE.get(model, MoESection()), **(options or {})
-    )
+    planted = FAULTS[fault].plant() if fault else nullcontext()
+    with planted:
+        return _train(layout, model, dtype, options or {})
+
+
+def _train(layout: str, model: str, dtype: str, options: dict[str, Any]) -> dict[str, Any]:
+    moe = MOE.get(model, MoESection())
+    run = Run(layout, model_config(model), dtype, moe=moe, **options)
     gradients: list[dict[str, torch.Tensor]] = []
     reduce = run.axis.reduce
 
@@ -72,5 +108,32 @@ def train(
         gradients.append(whole({n: masters[n].like(g) for n, g in run.axis.gradients().items()}))
 
     run.axis.reduce = recorded  # type: ignore[method-assign]
-    rows = run.steps(0, STEPS, micro_batch=1)
+    rows = []
+    for step in range(STEPS):
+        result = run.step(batches(step, run.rank, run.ranks, model in PACKED), LR)
+        rows.append((result.loss, result.grad_norm))
     return {"rows": rows, "gradients": gradients, "state": run.state()}
+
+
+def errors(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, float]:
+    """The largest relative errors of losses and norms, of a gradient, and of masters and moments."""
+    rows = [
+        abs(a - b) / abs(b)
+        for ours, theirs in zip(found["rows"], wanted["rows"], strict=True)
+        for a, b in zip(ours, theirs, strict=True)
+    ]
+    pairs = zip(found["gradients"], wanted["gradients"], strict=True)
+    return {
+        "rows": max(rows),
+        "gradients": max(_largest(ours, theirs) for ours, theirs in pairs),
+        "state": _largest(found["state"], wanted["state"]),
+    }
+
+
+def _largest(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    assert found.keys() == wanted.keys()
+    largest = 0.0
+    for name, value in wanted.items():
+        error = float((found[name] - value).norm() / value.norm().clamp(min=1e-30))
+        largest = error if not error <= largest else largest  # a NaN stays
+    return largest
