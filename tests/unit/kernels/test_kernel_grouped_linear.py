@@ -6,9 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fivefold.kernels import dispatch
-from fivefold.kernels.grouped_linear import grouped_linear, grouped_linear_by_loop, is_grouped
+from fivefold.kernels import grouped_linear as kernels
+from fivefold.kernels.grouped_linear import grouped_linear, is_grouped
 
 held = settings(deadline=None, derandomize=True, max_examples=40)
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -40,12 +42,14 @@ def exact(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.
 def test_values_and_gradients(
     counts: list[int], inputs: int, outputs: int, dtype: torch.dtype, native: bool
 ) -> None:
-    for function in (grouped_linear, grouped_linear_by_loop):
+    for loop in (False, True):
         x, weight, each = operands(counts, inputs, outputs, dtype)
         with pytest.MonkeyPatch.context() as patch:
             if native:
                 patch.setattr(dispatch, "NATIVE_ON_CPU", frozenset(ROUNDING))
-            found = function(x, weight, each)
+            if loop:
+                patch.setattr(kernels, "is_grouped", lambda *_: False)
+            found = grouped_linear(x, weight, each)
             slope = torch.linspace(-1, 1, found.numel(), dtype=torch.float64).view_as(found)
             (found * slope.to(dtype)).sum().backward()
         wide_x, wide = (t.detach().double().requires_grad_() for t in (x, weight))
@@ -71,6 +75,31 @@ def test_gradients_and_rows_may_lie_in_memory_as_they_like() -> None:
     turned = weight.transpose(1, 2).contiguous().transpose(1, 2)
     out = grouped_linear(spaced, turned, counts)
     out.backward(torch.ones(12, 5).mT)
+    for value, expected in zip((x.grad, weight.grad), found, strict=True):
+        torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_shapes_flow_through_fakes_and_the_meta_device(dtype: torch.dtype) -> None:
+    with FakeTensorMode():
+        for device in ("cpu", "meta"):
+            x = torch.empty(5, 8, dtype=dtype, device=device, requires_grad=True)
+            weight = torch.empty(3, 12, 8, dtype=dtype, device=device, requires_grad=True)
+            out = grouped_linear(x, weight, torch.empty(3, dtype=torch.int64, device=device))
+            out.sum().backward()
+            assert (out.shape, out.dtype) == ((5, 12), dtype)
+            assert x.grad is not None and x.grad.shape == x.shape
+            assert weight.grad is not None and weight.grad.shape == weight.shape
+
+
+def test_it_is_compiled_as_one_graph() -> None:
+    torch._dynamo.reset()
+    x, weight, counts = operands([2, 0, 3], 8, 12, torch.float32)
+    compiled = torch.compile(grouped_linear, backend="aot_eager", fullgraph=True)
+    compiled(x, weight, counts).square().sum().backward()
+    found = [x.grad, weight.grad]
+    x.grad = weight.grad = None
+    grouped_linear(x, weight, counts).square().sum().backward()
     for value, expected in zip((x.grad, weight.grad), found, strict=True):
         torch.testing.assert_close(value, expected)
 
