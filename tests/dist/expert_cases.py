@@ -248,3 +248,35 @@ def _summed(x: Tensor) -> Tensor:
     total = x.clone()
     dist.all_reduce(total)
     return total
+
+
+def bytes_sent() -> tuple[int, int]:
+    """(counted, by the formula) for one pass there and back, of this rank's own."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    assert group is not None
+    config = parse_config(CONFIG)
+    assert config.moe is not None
+    part = experts_of(Experts(config, config.moe).double(), rank, ranks)
+    generator = torch.Generator().manual_seed(rank)
+    hidden = torch.randn(tokens_of(rank, "any"), HIDDEN, generator=generator).double()
+    choice = choices(len(hidden), "any", generator)
+    counted, plain = [], collectives._all_to_all
+
+    def counting(rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+        away = sum(sent) - sent[rank]
+        counted.append(away * rows.shape[1] * rows.element_size())
+        return plain(rows, sent, received, group)
+
+    with mock.patch.object(collectives, "_all_to_all", counting):
+        weight = torch.ones(choice.shape, dtype=torch.float64)
+        out = AllToAllDispatch(group, EXPERTS)(hidden.requires_grad_(), choice, weight, part)
+        out.sum().backward()
+    each = EXPERTS // ranks
+    leaving = int((choice // each != rank).sum())
+    arriving = torch.tensor([0] * ranks)
+    owners = torch.stack([((choice // each) == r).sum() for r in range(ranks)])
+    dist.all_to_all_single(arriving, owners)
+    arriving[rank] = 0
+    # There and back, and their gradients: own rows twice, those of others twice.
+    return sum(counted), 2 * (leaving + int(arriving.sum())) * HIDDEN * 8

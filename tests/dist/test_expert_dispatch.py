@@ -81,3 +81,8 @@ def test_sequences_that_are_taken_for_whole_are_found(
     """The planted fault: each rank balances, or cuts off, its own tokens."""
     for found in workers(2).run(expert_cases.sequence_errors, section, True, False):
         assert max(found["output"], found["router"]) > 1e-4, found
+
+
+def test_what_moves_is_each_row_there_and_back_twice(workers: Start) -> None:
+    for counted, formula in workers(4).run(expert_cases.bytes_sent):
+        assert counted == formula > 0
