@@ -38,7 +38,7 @@ class AllToAllDispatch:
         """See ExpertDispatcher: [N,D] of this rank's tokens to [N,D]."""
         order, counts = by_expert(choice, self.experts)
         arriving = exchange_counts(counts, self.group).view(self.ranks, self.local)
-        sent, received = self._sizes(counts, arriving)
+        sent, received = self._sizes(len(order), counts, arriving)
         order = order[: sum(sent)]  # dropped ones are last
         rows = exchange(spread(hidden, order, choice.shape[1]), sent, received, self.group)
         # Rows come by rank, and of each rank by expert: bring those of an expert together.
@@ -52,11 +52,23 @@ class AllToAllDispatch:
         back = exchange(spread(answers, apart, 1), received, sent, self.group)
         return combine(back, order, weight)
 
-    def _sizes(self, counts: Tensor, arriving: Tensor) -> tuple[list[int], list[int]]:
-        """Rows to and from each rank: the one copy to the host."""
+    def _sizes(self, rows: int, counts: Tensor, arriving: Tensor) -> tuple[list[int], list[int]]:
+        """Rows to and from each rank, of `rows` that are here: the one copy to the host."""
         leaving = counts.view(self.ranks, self.local).sum(1)
         sent, received = torch.stack((leaving, arriving.sum(1))).tolist()
         return sent, received
+
+
+class EvenAllToAllDispatch(AllToAllDispatch):
+    """The same with the sizes of even load, whatever the load is: for fake tensors alone.
+
+    They have no counts; what they are run for is shapes, bytes and the order of collectives.
+    """
+
+    def _sizes(self, rows: int, counts: Tensor, arriving: Tensor) -> tuple[list[int], list[int]]:
+        each = [rows // self.ranks + (rank < rows % self.ranks) for rank in range(self.ranks)]
+        here = each[dist.get_rank(self.group)]
+        return each, [here] * self.ranks
 
 
 def check_experts(experts: int, ranks: int) -> None:
