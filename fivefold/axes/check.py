@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fivefold.axes.cp.check import check as check_context
+from fivefold.axes.pp.build import build_schedule, placement_of
 from fivefold.axes.tp.plan import check_heads
 from fivefold.core.errors import LayoutError
 from fivefold.core.layout import Layout
@@ -47,9 +48,19 @@ def _check_pipeline(layout: Layout) -> None:
         )
 
 
+def check_microbatches(layout: Layout, microbatches: int) -> None:
+    """Raise LayoutError where the pipeline's schedule cannot take that many micro-batches."""
+    if layout.pp > 1:
+        build_schedule(
+            layout.schedule, layout.pp, microbatches, layout.virtual if layout.virtual > 1 else None
+        )
+
+
 def check_model(layout: Layout, config: ModelConfig, sequence_length: int | None = None) -> None:
     """Raise LayoutError where `layout` does not divide the model or its sequences."""
     check_layout(layout)
+    if layout.pp > 1:
+        _check_depth(layout, config)
     if layout.tp > 1:
         check_heads(config, layout.tp)
     divides = layout.tp > 1 and layout.sequence_parallel and layout.cp == 1  # cp pads its rows
@@ -77,4 +88,13 @@ def check_model(layout: Layout, config: ModelConfig, sequence_length: int | None
         raise LayoutError(
             f"experts with tp={layout.tp} need sequence_parallel: each rank routes its own tokens",
             "leave layout.sequence_parallel=true",
+        )
+
+
+def _check_depth(layout: Layout, config: ModelConfig) -> None:
+    stages = placement_of(layout).stages
+    if config.num_layers < stages:
+        raise LayoutError(
+            f"the model's {config.num_layers} layers cannot be split into {stages} pipeline stages",
+            f"use at most {config.num_layers} stages (pp times the stages of a rank)",
         )

@@ -16,7 +16,7 @@ from fivefold.axes.cp.split import ContextSplit, places_of
 from fivefold.axes.ep.divide import divide_experts, share_sequences
 from fivefold.axes.mesh import EXPERT, SEQUENCE, WIDTH, Mesh, subgroup
 from fivefold.axes.part import Slice
-from fivefold.axes.pp.build import build_schedule
+from fivefold.axes.pp.build import placement_of
 from fivefold.axes.pp.schedule import Schedule
 from fivefold.axes.pp.split import estimate_costs, split_layers
 from fivefold.axes.tp.divide import TensorAxis, divide
@@ -99,12 +99,6 @@ def divide_depth(
     held = (*module.named_parameters(), *module.named_buffers())
     cut, twin = _copied(schedule, mesh, cut, {decoder_name(name) for name, _ in held})
     return Depth(module, stages, _units(list(parts.values())), cut, twin)
-
-
-def placement_of(layout: Layout) -> Schedule:
-    """A schedule of the layout's kind, for its stages and where they lie."""
-    virtual = layout.virtual if layout.virtual > 1 else None
-    return build_schedule(layout.schedule, layout.pp, 2 * layout.pp, virtual)
 
 
 def _parts(schedule: Schedule, rank: int) -> list[int]:

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from fivefold.axes.cp.axis import ContextAxis
 from fivefold.axes.cp.groups import context_groups
 from fivefold.axes.cp.split import ContextSplit
-from fivefold.axes.divided import Depth, placement_of
+from fivefold.axes.divided import Depth
 from fivefold.axes.dp.protocol import DataAxis
 from fivefold.axes.mesh import Mesh
 from fivefold.axes.microbatches import Inputs, InTurn, MicroBatches
 from fivefold.axes.parallel import Divide, Rows, whole
 from fivefold.axes.pp.action import Action
-from fivefold.axes.pp.build import build_schedule
+from fivefold.axes.pp.build import build_schedule, placement_of
 from fivefold.axes.pp.runtime import PipelineRuntime
 from fivefold.axes.pp.schedule import Schedule
 from fivefold.core.layout import Layout

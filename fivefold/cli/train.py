@@ -40,7 +40,7 @@ def train(
     if nproc > 1:
         from fivefold.engines.train.launch import launch
 
-        launch(nproc, resolved.config.layout, _without_nproc(sys.argv[1:]))
+        launch(nproc, resolved.config, _without_nproc(sys.argv[1:]))
         return
     resolved.config.layout.check_world(read_ranks().world_size)
 

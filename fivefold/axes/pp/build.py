@@ -16,6 +16,7 @@ from fivefold.axes.pp.schedules import (
     zbv,
 )
 from fivefold.core.errors import LayoutError, nearest
+from fivefold.core.layout import Layout
 
 DEFAULT_VIRTUAL = 2
 PLAIN: dict[str, Callable[[int, int], Schedule]] = {
@@ -51,3 +52,9 @@ def build_schedule(
             f"leave virtual out, or use interleaved instead of {name}",
         )
     return check(PLAIN[name](ranks, microbatches))
+
+
+def placement_of(layout: Layout) -> Schedule:
+    """A schedule of the layout's kind, for its stages and where they lie."""
+    virtual = layout.virtual if layout.virtual > 1 else None
+    return build_schedule(layout.schedule, layout.pp, 2 * layout.pp, virtual)

@@ -15,24 +15,24 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from fivefold.axes.check import check_layout
+from fivefold.core.config import RunConfig
 from fivefold.core.errors import TrainingError
-from fivefold.core.layout import Layout
+from fivefold.engines.train.run import check_run
 
 MONITOR_SECONDS = 0.1
 SHUTDOWN_SECONDS = 10  # between SIGTERM (save and leave) and SIGKILL
 
 
-def launch(nproc: int, layout: Layout, arguments: list[str]) -> None:
+def launch(nproc: int, config: RunConfig, arguments: list[str]) -> None:
     """Run `fivefold ARGUMENTS` in `nproc` ranks.
 
     Raises LayoutError before starting any, TrainingError naming the rank that failed first.
     """
-    check_layout(layout)
-    layout.check_world(nproc)
+    config.layout.check_world(nproc)
+    check_run(config)
     # The agent's own warnings repeat what the one line below says.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    config = LaunchConfig(
+    agent = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=nproc,
@@ -46,7 +46,7 @@ def launch(nproc: int, layout: Layout, arguments: list[str]) -> None:
         logs_specs=DefaultLogsSpecs(),
     )
     try:
-        elastic_launch(config, sys.executable)("-u", "-m", "fivefold", *arguments)
+        elastic_launch(agent, sys.executable)("-u", "-m", "fivefold", *arguments)
     except ChildFailedError as error:
         rank, failure = _root_cause(error)
         if failure.exitcode > 0 and _text(failure) == _text(error.failures.get(0)):

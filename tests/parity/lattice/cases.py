@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fivefold.core.config import MoESection
+from fivefold.core.layout import Layout
 from fivefold.engines.train.data.batch import Batch
 from fivefold.model.config import ModelConfig
 from fivefold.model.families import parse_config
@@ -48,8 +49,11 @@ MOE = {
 }
 
 
-def model_config(name: str) -> ModelConfig:
-    config = parse_config(MODELS[name])
+def model_config(name: str, layout: str = "") -> ModelConfig:
+    """Eight layers for pipelines of more than four stages, else four."""
+    chosen = Layout.parse(layout)
+    stages = chosen.pp * (2 if chosen.schedule in TWO_EACH else 1)
+    config = parse_config({**MODELS[name], "num_hidden_layers": 8 if stages > 4 else 4})
     if name == "moe":  # with an expert that all tokens share
         assert config.moe is not None
         config = replace(config, moe=replace(config.moe, shared_size=20))
@@ -57,6 +61,7 @@ def model_config(name: str) -> ModelConfig:
 
 
 STEPS = 3
+TWO_EACH = ("interleaved", "zbv", "dualpipe-v")  # stages a rank
 PACKED = ("dense", "mla")  # the others have one document a row
 
 
@@ -89,16 +94,22 @@ def train(
     dtype: str = "fp64",
     fault: str | None = None,
     options: dict[str, Any] | None = None,
+    shape_of: str = "",
 ) -> dict[str, Any]:
-    """(loss, norm) of each step, each step's gradients, the final masters and moments."""
+    """(loss, norm) of each step, each step's gradients, the final masters and moments.
+
+    shape_of: the layout that the model's depth is chosen for, if not this one.
+    """
     planted = FAULTS[fault].plant() if fault else nullcontext()
     with planted:
-        return _train(layout, model, dtype, options or {})
+        return _train(layout, model, dtype, options or {}, shape_of)
 
 
-def _train(layout: str, model: str, dtype: str, options: dict[str, Any]) -> dict[str, Any]:
+def _train(
+    layout: str, model: str, dtype: str, options: dict[str, Any], shape_of: str
+) -> dict[str, Any]:
     moe = MOE.get(model, MoESection())
-    run = Run(layout, model_config(model), dtype, moe=moe, **options)
+    run = Run(layout, model_config(model, shape_of or layout), dtype, moe=moe, **options)
     gradients: list[dict[str, torch.Tensor]] = []
     reduce = run.axis.reduce
 
@@ -124,8 +135,8 @@ def errors(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, float]:
     ]
     pairs = zip(found["gradients"], wanted["gradients"], strict=True)
     return {
-        "rows": max(rows),
-        "gradients": max(_largest(ours, theirs) for ours, theirs in pairs),
+        "rows": max(rows, default=0.0),
+        "gradients": max((_largest(ours, theirs) for ours, theirs in pairs), default=0.0),
         "state": _largest(found["state"], wanted["state"]),
     }
 

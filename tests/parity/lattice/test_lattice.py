@@ -29,7 +29,8 @@ MODELS = list(cases.MODELS)
 CHOSEN = [
     ("dense", "tp=2,pp=2,cp=2"),
     ("dense", "dp_shard=2,tp=2,cp=2,zero=3"),
-    ("dense", "pp=4,schedule=dualpipe,dp_replicate=2"),
+    ("dense", "pp=4,schedule=dualpipe"),
+    ("dense", "pp=2,schedule=dualpipe,dp_replicate=2,tp=2"),
     ("tied", "pp=2,tp=2,dp_replicate=2,schedule=zb-h1"),
     ("tied", "tp=4,sequence_parallel=false"),
     ("tied", "pp=2,dp_shard=2,zero=3,schedule=interleaved,virtual=2"),
@@ -43,16 +44,21 @@ CHOSEN = [
 
 
 @cache
-def alone(model: str, dtype: str) -> dict[str, Any]:
+def _alone(model: str, layers: int, shape_of: str, dtype: str) -> dict[str, Any]:
+    return cases.train("", model, dtype, shape_of=shape_of)
+
+
+def alone(model: str, layout: str, dtype: str) -> dict[str, Any]:
     """The same steps in this process."""
-    return cases.train("", model, dtype)
+    layers = cases.model_config(model, layout).num_layers
+    return _alone(model, layers, "pp=8" if layers == 8 else "pp=4", dtype)
 
 
 def check(workers: GetWorkers, layout: str, model: str, dtype: str = "fp64") -> None:
     found = workers(Layout.parse(layout).world_size).run(cases.train, layout, model, dtype)
     limits = EXACT if dtype == "fp64" else SINGLE
     for answer in found[:1]:  # whole tensors are gathered from all ranks
-        errors = cases.errors(answer, alone(model, dtype))
+        errors = cases.errors(answer, alone(model, layout, dtype))
         assert all(errors[what] <= limit for what, limit in limits.items()), errors
 
 
@@ -74,7 +80,7 @@ def test_in_single_precision(workers: GetWorkers, model: str, layout: str) -> No
     model=st.sampled_from(MODELS), ranks=st.sampled_from([2, 4]), seed=st.integers(0, 10_000)
 )
 def test_drawn_layouts(workers: GetWorkers, model: str, ranks: int, seed: int) -> None:
-    fitting = layouts(ranks, cases.model_config(model), seed)
+    fitting = layouts(ranks, cases.model_config(model, "pp=8"), seed)
     check(workers, random.Random(seed).choice(fitting), model)
 
 
@@ -83,7 +89,7 @@ def test_drawn_layouts(workers: GetWorkers, model: str, ranks: int, seed: int) -
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_every_layout(workers: GetWorkers, model: str, ranks: int) -> None:
     wrong = {}
-    for layout in layouts(ranks, cases.model_config(model)):
+    for layout in layouts(ranks, cases.model_config(model, "pp=8")):
         try:
             check(workers, layout, model)
         except AssertionError as error:
@@ -97,4 +103,4 @@ def test_planted_faults_show(workers: GetWorkers, fault: str) -> None:
     planted = FAULTS[fault]
     ranks = Layout.parse(planted.layout).world_size
     answer = workers(ranks).run(cases.train, planted.layout, planted.model, "fp64", fault)[0]
-    assert max(cases.errors(answer, alone(planted.model, "fp64")).values()) > 1e-8
+    assert max(cases.errors(answer, alone(planted.model, planted.layout, "fp64")).values()) > 1e-8
