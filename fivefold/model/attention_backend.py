@@ -6,7 +6,7 @@ caches or ranks.
 
 from __future__ import annotations
 
-# B batch, S sequence, H query heads, K key/value heads, E head_dim
+# B batch, S sequence, H query heads, K key/value heads, E head_dim, G dims of values
 from typing import Protocol
 
 import torch
@@ -16,7 +16,10 @@ from fivefold.kernels.attention import attention
 
 
 class AttentionBackend(Protocol):
-    """Attention of one layer: [B,S,H,E], [B,S,K,E], [B,S,K,E] to [B,S,H,E]."""
+    """Attention of one layer: [B,S,H,E], [B,S,K,E], [B,S,K,G] to [B,S,H,G].
+
+    G is E but for latent attention.
+    """
 
     def __call__(
         self,

@@ -34,8 +34,9 @@ def save_huggingface(
 ) -> None:
     """Write a model that `open_source` and transformers open, weights in `dtype`.
 
-    `weights`: a decoder, or its parameters and buffers by our names. Files of more than `max_shard_bytes` are
-    split, with an index. config.json comes last: a folder without it is not taken for a model.
+    `weights`: a decoder, or its parameters and buffers by our names. Files of more than
+    `max_shard_bytes` are split, with an index. config.json comes last: a folder without it is not
+    taken for a model.
     Raises WeightsError for parameters that do not belong to `config`, and when writing fails.
     """
     folder = Path(folder)

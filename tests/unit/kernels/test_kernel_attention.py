@@ -24,14 +24,19 @@ class Case(NamedTuple):
     head_dim: int
     masking: str  # none, causal, shared (one mask for all rows), own (a mask a row)
     softcap: float | None
+    value_dim: int | None = None  # None: head_dim; latent attention's differs
 
     def tensors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         heads = self.kv_heads * self.groups
         return (
             normal(self.batch, self.queries, heads, self.head_dim, seed=1, dtype=dtype),
             normal(self.batch, self.keys, self.kv_heads, self.head_dim, seed=2, dtype=dtype),
-            normal(self.batch, self.keys, self.kv_heads, self.head_dim, seed=3, dtype=dtype),
+            normal(self.batch, self.keys, self.kv_heads, self.value_width, seed=3, dtype=dtype),
         )
+
+    @property
+    def value_width(self) -> int:
+        return self.value_dim or self.head_dim
 
     def settings(self) -> dict[str, Any]:
         rows = {"shared": 1, "own": self.batch}.get(self.masking)
@@ -57,13 +62,14 @@ def cases(draw: st.DrawFn) -> Case:
         head_dim=draw(st.integers(1, 10)) * 2,
         masking=masking,
         softcap=draw(st.sampled_from([None, 2.0])),
+        value_dim=draw(st.sampled_from([None, 3, 24])),
     )
 
 
 def one_query_at_a_time(case: Case, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Plain loops over rows, heads and queries."""
     given_settings = case.settings()
-    out = torch.zeros_like(query)
+    out = query.new_zeros(*query.shape[:-1], case.value_width)
     for b in range(case.batch):
         for h in range(query.shape[2]):
             for q in range(case.queries):
@@ -108,12 +114,14 @@ def test_low_formats_equal_fp64(
     # rounded, and what backward reads of it.
     for masking in ("none", "causal", "shared", "own"):
         for groups in (1, 3):
-            check(Case(2, 7, 7, 2, groups, 16, masking, None), dtype, 4 if native else 2)
+            for width in (None, 10):
+                case = Case(2, 7, 7, 2, groups, 16, masking, None, width)
+                check(case, dtype, 4 if native else 2)
 
 
 def check(case: Case, dtype: torch.dtype, steps: float) -> None:
     tensors = case.tensors(dtype)
-    upstream = normal(*tensors[0].shape, seed=4, dtype=dtype)
+    upstream = normal(*tensors[0].shape[:-1], case.value_width, seed=4, dtype=dtype)
     settings = case.settings()
     found = gradients(lambda *a: attention(*a, **settings), tensors, upstream)
     exact = gradients(
