@@ -33,11 +33,11 @@ def ours(dtype: str, tokens: torch.Tensor) -> Callable[[], float]:
     from fivefold.core.config import OptimizerSection, PrecisionSection
     from fivefold.core.layout import Layout
     from fivefold.engines.train.data.batch import Batch
-    from fivefold.engines.train.objective import Objective
     from fivefold.engines.train.optimizer import MasterOptimizer
     from fivefold.engines.train.step import TrainStep
     from fivefold.model.decoder import Decoder
     from fivefold.model.families import parse_config
+    from fivefold.model.objective import Objective
 
     decoder = Decoder(parse_config(SHAPE))
     decoder.initialize(0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import nn
 
 from fivefold.axes.check import check_model
 from fivefold.axes.divided import divide_depth, divide_width
+from fivefold.axes.dp.compression.choose import check_compression, choose
 from fivefold.axes.dp.protocol import DataAxis, decoder_name
 from fivefold.axes.dp.replicated import ReplicatedAxis
 from fivefold.axes.dp.sharded import ShardedAxis
@@ -17,18 +17,17 @@ from fivefold.axes.parallel import ParallelModel
 from fivefold.axes.part import Part
 from fivefold.axes.recompute import recompute_blocks
 from fivefold.axes.runners import divide_sequences, make_runner
-from fivefold.core.config import MoESection, PrecisionSection
+from fivefold.core.config import CommunicationSection, MoESection, PrecisionSection
 from fivefold.core.layout import Layout
 from fivefold.model.balance import configure
-from fivefold.model.decoder import Decoder
+from fivefold.model.objective import Objective
 from fivefold.precision.formats import DTYPES
 
-BUCKET_BYTES = 25 * 2**20
 ASSUMED_LENGTH = 2048  # tokens, for the cost of attention, where nobody said
 
 
 def apply(
-    objective: nn.Module,
+    objective: Objective,
     *,
     layout: Layout,
     mesh: Mesh | None,
@@ -36,7 +35,8 @@ def apply(
     recompute: Literal["none", "selective", "full"] = "none",
     recompute_every: int = 1,
     compile: bool = False,
-    bucket_bytes: int = BUCKET_BYTES,
+    communication: CommunicationSection = CommunicationSection(),
+    bucket_bytes: int | None = None,
     sequence_length: int | None = None,
     moe: MoESection = MoESection(),
     device: torch.device | None = None,
@@ -44,7 +44,8 @@ def apply(
     """Put `objective`, a module with a `decoder`, on the ranks of `layout`.
 
     The decoder has fp32 values, or is on the meta device: then memory is made on `device` for
-    what this rank holds, and `ParallelModel.fill` gives it values.
+    what this rank holds, and `ParallelModel.fill` gives it values. `bucket_bytes`: in place of
+    `communication.bucket_mib`.
 
     The order: sequences over context ranks, width (tensor and expert parallelism cut parameters), activation checkpointing
     around blocks, compilation of each block (so that the compiler sees the recomputation), depth
@@ -52,8 +53,8 @@ def apply(
     run.
     """
     decoder = objective.decoder
-    assert isinstance(decoder, Decoder)
     check_model(layout, decoder.config, sequence_length)
+    check_compression(communication, layout)
     check_rows(layout, dict(decoder.named_parameters()))
     first = next(decoder.parameters())
     device = device or first.device
@@ -69,7 +70,7 @@ def apply(
             block.compile()
     depth = divide_depth(objective, layout, mesh, cut, sequence_length or ASSUMED_LENGTH)
     dtype = DTYPES[precision.dtype]
-    wire = dtype if dtype == torch.float64 else DTYPES[precision.reduce]
+    wire = _wire_format(precision, communication)
     axis: DataAxis
     if sharded:
         assert mesh is not None
@@ -81,7 +82,8 @@ def apply(
         axis = ReplicatedAxis(
             depth.module, depth.cut,
             layout=layout, mesh=mesh, device=device, dtype=dtype, wire_dtype=wire,
-            bucket_bytes=bucket_bytes,
+            bucket_bytes=bucket_bytes or round(communication.bucket_mib * 2**20),
+            compress=choose(communication, wire),
         )  # fmt: skip
     runner = make_runner(depth, axis, layout, mesh, device, dtype)
     buffers = {
@@ -92,3 +94,10 @@ def apply(
         axis, runner, mesh, device, configure(depth.module, moe), buffers,
         twin=depth.twin, divide=divide,
     )  # fmt: skip
+
+
+def _wire_format(precision: PrecisionSection, communication: CommunicationSection) -> torch.dtype:
+    """Of gradients that travel whole."""
+    if communication.compression == "bf16":
+        return torch.bfloat16
+    return DTYPES["fp64" if precision.dtype == "fp64" else precision.reduce]

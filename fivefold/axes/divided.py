@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fivefold.axes.cp.split import ContextSplit, places_of
 from fivefold.axes.dp.protocol import Cut, decoder_name
 from fivefold.axes.dp.sharded import Units
-from fivefold.axes.cp.split import ContextSplit, places_of
 from fivefold.axes.ep.divide import divide_experts, share_sequences
 from fivefold.axes.mesh import EXPERT, SEQUENCE, WIDTH, Mesh, subgroup
 from fivefold.axes.part import Slice
@@ -22,6 +22,7 @@ from fivefold.axes.pp.split import estimate_costs, split_layers
 from fivefold.axes.tp.divide import TensorAxis, divide
 from fivefold.core.layout import Layout
 from fivefold.model.config import ModelConfig
+from fivefold.model.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,13 @@ class Depth:
     """
 
     module: nn.Module
-    stages: Mapping[int, nn.Module]
+    stages: Mapping[int, Objective]
     units: Units
     cut: Cut
     twin: dist.ProcessGroup | None = None
 
 
-def divide_width(objective: nn.Module, layout: Layout, mesh: Mesh | None) -> Cut:
+def divide_width(objective: Objective, layout: Layout, mesh: Mesh | None) -> Cut:
     """Cut parameters for tensor and expert parallelism, in place. Buffers are whole everywhere."""
     decoder = objective.decoder
     slices, sums = {n: Slice.of(p) for n, p in decoder.named_parameters()}, []
@@ -84,7 +85,7 @@ def _places(mesh: Mesh, length: int) -> Tensor:
 
 
 def divide_depth(
-    objective: nn.Module, layout: Layout, mesh: Mesh | None, cut: Cut, sequence_length: int
+    objective: Objective, layout: Layout, mesh: Mesh | None, cut: Cut, sequence_length: int
 ) -> Depth:
     """Take this rank's stages out of the whole model."""
     if mesh is None or layout.pp == 1:
@@ -131,8 +132,9 @@ def _is_tied(cut: Cut) -> bool:
     return "head.weight" not in cut.slices
 
 
-def _units(stages: list[nn.Module]) -> Units:
-    blocks, experts = [], []
+def _units(stages: list[Objective]) -> Units:
+    blocks: list[nn.Module] = []
+    experts: list[nn.Module] = []
     for stage in stages:
         decoder = stage.decoder
         for index in decoder.here:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.axes.dp.protocol import DataAxis
+from fivefold.axes.pp.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,14 @@ class MicroBatches(Protocol):
         """The loss SUM without gradients."""
         ...
 
+    def record(self) -> None:
+        """Take the times of each action in the next `accumulate`."""
+        ...
+
+    def timeline(self) -> Timeline | None:
+        """What was recorded, of all stages; None where there are none."""
+        ...
+
 
 class InTurn:
     """One micro-batch after the other: gradient accumulation."""
@@ -61,6 +70,13 @@ class InTurn:
             (loss * scale).backward()
             total = total + loss.detach()
         return total
+
+    def record(self) -> None:
+        """Nothing: there is one stage, and it never waits for another."""
+
+    def timeline(self) -> None:
+        """None."""
+        return
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Inputs]) -> Tensor:

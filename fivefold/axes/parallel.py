@@ -13,6 +13,7 @@ from fivefold.axes.dp.protocol import DataAxis
 from fivefold.axes.mesh import WIDTH, Mesh, all_reduced
 from fivefold.axes.microbatches import Inputs, MicroBatches
 from fivefold.axes.part import Part
+from fivefold.axes.pp.timeline import Timeline
 from fivefold.model.balance import Balance
 
 
@@ -100,6 +101,14 @@ class ParallelModel:
         """This rank's share of the loss SUM, without gradients."""
         return self._share(self.runner.evaluate([self._inputs(b) for b in batches]))
 
+    def record_timeline(self) -> None:
+        """Take the times of each action in the next `accumulate`; see `timeline`."""
+        self.runner.record()
+
+    def timeline(self) -> Timeline | None:
+        """Of the whole pipeline in the step that was recorded; None without one. Collective."""
+        return self.runner.timeline()
+
     def reduce(self) -> None:
         """Wait for communication: gradients are then the SUM over all ranks that compute them."""
         self.axis.reduce()
@@ -117,12 +126,25 @@ class ParallelModel:
         self._balance.update(self._sum_same_layers)
 
     def expert_load(self) -> dict[str, dict[str, object]]:
-        """Tokens per expert and what follows from them, of this rank's layers in the last step."""
-        return self._balance.statistics()
+        """Tokens per expert and what follows from them, of every layer in the last step.
+
+        Collective in a pipeline.
+        """
+        here = self._balance.statistics()
+        group = None if self.mesh is None else self.mesh.group(("pp",))
+        if group is None:
+            return here
+        stages: list[dict[str, dict[str, object]]] = [{}] * dist.get_world_size(group)
+        dist.all_gather_object(stages, here, group=group)
+        return {name: load for stage in stages for name, load in stage.items()}
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
         self.axis.zero_grad()
+
+    def carried(self) -> dict[str, Tensor]:
+        """What this rank alone carries over from step to step; see `DataAxis.carried`."""
+        return self.axis.carried()
 
     def sum(self, share: Tensor) -> Tensor:
         """The sum of all ranks' shares."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 # B batch, S sequence, D hidden
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,13 @@ from fivefold.axes.microbatches import Inputs, InTurn, MicroBatches
 from fivefold.axes.parallel import Divide, Rows, whole
 from fivefold.axes.pp.action import Action
 from fivefold.axes.pp.build import build_schedule, placement_of
+from fivefold.axes.pp.measured import measured_timeline
 from fivefold.axes.pp.runtime import PipelineRuntime
 from fivefold.axes.pp.schedule import Schedule
+from fivefold.axes.pp.timeline import Timeline
 from fivefold.core.layout import Layout
+from fivefold.model.attention_backend import AttentionBackend
+from fivefold.model.objective import Objective
 
 
 def make_runner(
@@ -40,14 +45,14 @@ def make_runner(
     return InTurn(axis, depth.stages[0], lambda: torch.zeros((), dtype=wide, device=device))
 
 
-def divide_sequences(objective: nn.Module, layout: Layout, mesh: Mesh | None) -> Divide:
+def divide_sequences(objective: Objective, layout: Layout, mesh: Mesh | None) -> Divide:
     """How a micro-batch's rows are divided over context ranks; the objective attends over all."""
     if mesh is None or layout.cp == 1:
         return whole
     rank, _ = mesh.place(("cp",))
     groups = context_groups(mesh.ranks(("cp",)), layout.ulysses)
     axis = ContextAxis(ContextSplit.of(layout, rank), *groups, layout.cp_kind)
-    objective.attend = axis.attention
+    objective.attend = partial(_attend, axis)
 
     def divide(batch: Rows) -> Inputs:
         part = axis.split(batch.tokens, batch.labels, batch.positions, batch.documents)
@@ -56,11 +61,17 @@ def divide_sequences(objective: nn.Module, layout: Layout, mesh: Mesh | None) ->
     return divide
 
 
+def _attend(axis: ContextAxis, documents: Tensor | None, places: Tensor | None) -> AttentionBackend:
+    assert places is not None, "rows are divided"
+    return axis.attention(documents, places)
+
+
 class StageChunk:
     """One stage with the micro-batches of the step, as the runtime asks for them."""
 
-    def __init__(self, module: nn.Module, layout: Layout, dtype: torch.dtype) -> None:
-        self.module = module
+    def __init__(self, module: Objective, layout: Layout, dtype: torch.dtype) -> None:
+        self.module: nn.Module = module
+        self._width = module.decoder.config.hidden_size
         self.batches: Sequence[Inputs] = ()
         self._ways = layout.tp if layout.sequence_parallel else 1
         self._dtype = dtype
@@ -72,8 +83,7 @@ class StageChunk:
     def hidden(self, index: int) -> tuple[torch.Size, torch.dtype]:
         """[B,S,D] of what comes in, S divided by tensor ranks that divide sequences."""
         rows, length = self.batches[index].tokens.shape
-        width = self.module.decoder.config.hidden_size
-        return torch.Size((rows, length // self._ways, width)), self._dtype
+        return torch.Size((rows, length // self._ways, self._width)), self._dtype
 
     def begin_backward(self, index: int, last: bool) -> None:
         """Nothing: gradients travel when all micro-batches are done."""
@@ -99,6 +109,8 @@ class PipelineRunner:
         }
         self._training: dict[int, PipelineRuntime] = {}
         self._evaluating: dict[int, PipelineRuntime] = {}
+        self._record = False
+        self._recorded: PipelineRuntime | None = None
 
     def accumulate(self, batches: Sequence[Inputs], scale: float) -> Tensor:
         """Forward and backward of all, and the loss SUM where this rank has the last stage."""
@@ -109,11 +121,25 @@ class PipelineRunner:
             # One at a time: a runtime that postpones weight gradients takes the projections over.
             self._training = {count: self._runtime(schedule)}
         self._hand_out(batches)
+        runtime = self._training[count]
+        if self._record:
+            self._recorded = runtime
+        runtime.record, self._record = self._record, False
         self._axis.begin(last=False)
-        loss = self._training[count].run(scale)
+        loss = runtime.run(scale)
         # Stages take turns, so that a parameter's gradient may be whole only now: all are sent here.
         self._axis.begin(last=True)
         return loss
+
+    def record(self) -> None:
+        """Take the times of each action in the next `accumulate`."""
+        self._record = True
+
+    def timeline(self) -> Timeline | None:
+        """All ranks' times of the recorded step. Collective."""
+        if self._recorded is None:
+            return None
+        return measured_timeline(self._recorded, self._group)
 
     def evaluate(self, batches: Sequence[Inputs]) -> Tensor:
         """Forward of all."""

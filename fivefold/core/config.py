@@ -147,6 +147,22 @@ class MoESection(Section):
     )
 
 
+class CommunicationSection(Section):
+    """How gradients travel between data ranks. See docs/axes/data.md."""
+
+    bucket_mib: float = Field(
+        25.0, gt=0, allow_inf_nan=False, description="MiB of fp32 gradients sent at a time"
+    )
+    compression: Literal["none", "fp16", "bf16", "powersgd", "topk"] = Field(
+        "none", description="what is sent instead of whole gradients"
+    )
+    rank: int = Field(4, ge=1, description="powersgd: rank of a matrix's factors")
+    ratio: float = Field(0.01, gt=0, le=1, description="topk: share of elements sent")
+    warmup_steps: int = Field(
+        0, ge=0, description="powersgd, topk: first steps that send whole gradients"
+    )
+
+
 class CheckpointSection(Section):
     """When state is saved and what is kept."""
 
@@ -168,6 +184,9 @@ class ObserveSection(Section):
 
     progress: bool = Field(True, description="progress line on the terminal")
     tensorboard: bool = Field(True, description="event files under the run directory")
+    pipeline_step: int = Field(
+        2, ge=0, description="optimizer step whose pipeline times go to pipeline.json; 0: none"
+    )
     mfu: bool = Field(True, description="measure this device's GEMM peak once, report MFU")
 
 
@@ -181,6 +200,7 @@ class RunConfig(Section):
     optimizer: OptimizerSection = OptimizerSection()
     precision: PrecisionSection = PrecisionSection()
     moe: MoESection = MoESection()
+    communication: CommunicationSection = CommunicationSection()
     checkpoint: CheckpointSection = CheckpointSection()
     evaluate: EvaluateSection = EvaluateSection()
     observe: ObserveSection = ObserveSection()
@@ -192,5 +212,15 @@ class RunConfig(Section):
             raise ValueError(
                 f"train.global_batch={self.train.global_batch} is not a multiple of "
                 f"train.micro_batch={self.train.micro_batch} x {self.layout.dp} data ranks; set one of them so that it divides"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _memory_has_one_unit(self) -> RunConfig:
+        kind = self.communication.compression
+        if kind in ("powersgd", "topk") and self.precision.dtype == "fp16":
+            raise ValueError(
+                f"communication.compression={kind} carries gradients over from step to step, which "
+                "the changing loss scale of precision.dtype=fp16 does not allow; use bf16 or fp32"
             )
         return self

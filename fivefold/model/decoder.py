@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # B batch, S sequence, D hidden, H query heads, K key/value heads, E head_dim, F feed-forward, V vocabulary
 import hashlib
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -107,11 +108,12 @@ class Decoder(nn.Module):
         part.config, part.here = self.config, here
         first, last = here.start == 0, here.stop == self.config.num_layers
         tied_head = last and self.config.tie_embeddings
-        part.embedding = self.embedding if first or tied_head else None
+        # What is not here is None, which nothing asks for at that place.
+        part.embedding = cast(nn.Embedding, self.embedding if first or tied_head else None)
         part.layers = nn.ModuleList(
             layer if index in here else nn.Identity() for index, layer in enumerate(self.layers)
         )
-        part.norm = self.norm if last else None
+        part.norm = cast(RMSNorm, self.norm if last else None)
         part.head = self.head if last else None
         return part
 

@@ -18,13 +18,13 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.serialization import _get_layout
 
 from fivefold.axes.part import Part
@@ -123,9 +123,7 @@ class _PartsPlanner(LoadPlanner):
         for name, part in self._parts.items():
             place = part.slice
             if place.numel:
-                chunk = dcp.ChunkStorageMetadata(
-                    torch.Size(place.offsets), torch.Size(place.sizes)
-                )
+                chunk = dcp.ChunkStorageMetadata(torch.Size(place.offsets), torch.Size(place.sizes))
                 stored = self._metadata.state_dict_metadata[name]
                 items += create_read_items_for_chunk_list(name, stored, [chunk])  # type: ignore[arg-type]
         return LoadPlan(items)

@@ -18,7 +18,7 @@ from fivefold.axes.part import Part
 from fivefold.core.config import OptimizerSection, PrecisionSection
 from fivefold.core.layout import Layout
 from fivefold.engines.train.data.batch import Batch
-from fivefold.engines.train.objective import Objective
+from fivefold.model.objective import Objective
 from fivefold.engines.train.optimizer import MasterOptimizer
 from fivefold.engines.train.step import TrainStep
 from fivefold.model.config import ModelConfig
@@ -222,9 +222,7 @@ def _storages() -> dict[int, torch.Tensor]:
 
 def _keys(tensors: Any) -> set[int]:
     plain = (t.values if isinstance(t, Part) else t for t in tensors)
-    return {
-        (t.to_local() if isinstance(t, DTensor) else t).untyped_storage()._cdata for t in plain
-    }
+    return {(t.to_local() if isinstance(t, DTensor) else t).untyped_storage()._cdata for t in plain}
 
 
 def setup(layout: str, config: dict[str, Any], precision: str) -> Any:

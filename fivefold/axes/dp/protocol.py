@@ -54,6 +54,11 @@ class DataAxis(Protocol):
         """Forget the gradients."""
         ...
 
+    def carried(self) -> dict[str, Tensor]:
+        """What this rank alone carries over from step to step (memories of compressors): the
+        tensors themselves, to be saved, or filled to go on."""
+        ...
+
 
 def decoder_name(name: str) -> str:
     """A parameter's name in the Decoder, without the prefixes of what wraps it."""

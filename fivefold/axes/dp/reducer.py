@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.axes.dp.bucket import Bucket, flat_like, shard_of
+from fivefold.axes.dp.compression.protocol import Compressor, MakeCompressor, Rounds
+from fivefold.axes.dp.compression.wire import Wire
 from fivefold.axes.dp.groups import Groups
 
 
@@ -24,6 +27,7 @@ class Progress:
 
     missing: int
     works: list[dist.Work] = field(default_factory=list)
+    rounds: Rounds = field(default_factory=lambda: iter(()))
     wire: Tensor | None = None
 
 
@@ -76,7 +80,7 @@ class Reducer:
         raise NotImplementedError
 
     def received(self, index: int, progress: Progress) -> None:
-        """Take what the collectives gave."""
+        """Take what the collectives gave, and start those of the next round if there is one."""
         raise NotImplementedError
 
     def gradients(self) -> dict[str, Tensor]:
@@ -86,6 +90,10 @@ class Reducer:
     def zero(self) -> None:
         """Forget all gradients."""
         raise NotImplementedError
+
+    def state(self) -> dict[str, Tensor]:
+        """What this rank carries over from step to step; see `Compressor.state`."""
+        return {}
 
     def _hook(self, index: int, place: int) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
@@ -114,21 +122,38 @@ class Reducer:
 
     def _settle(self) -> None:
         self._unsettled = False
-        for index, progress in enumerate(self._progress):
-            for work in progress.works:
-                work.wait()
-            if progress.works or progress.wire is not None:
-                self.received(index, progress)
-            progress.works, progress.wire = [], None
+        while any(progress.works for progress in self._progress):
+            for index, progress in enumerate(self._progress):
+                works, progress.works = progress.works, []
+                for work in works:
+                    work.wait()
+                if works:
+                    self.received(index, progress)
 
 
 class AllReducer(Reducer):
-    """One flat fp32 gradient a bucket, all-reduced in the last micro-batch's backward."""
+    """One flat fp32 gradient a bucket, summed in the last micro-batch's backward.
 
-    def __init__(self, buckets: Sequence[Bucket], groups: Groups, wire_dtype: torch.dtype) -> None:
+    `compress` makes what sends a bucket, whole in `wire_dtype` if there is none.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        groups: Groups,
+        wire_dtype: torch.dtype,
+        compress: MakeCompressor | None = None,
+    ) -> None:
         super().__init__(buckets, groups, wire_dtype)
         self._flats = [flat_like(b.parameters[0], b.numel, wide(b)) for b in self.buckets]
         self._views = [b.views(f) for b, f in zip(self.buckets, self._flats, strict=True)]
+        make = compress or partial(Wire, dtype=wire_dtype)
+        self._compressors: list[Compressor] = []
+        if groups.data is not None:
+            self._compressors = [
+                make(bucket, flat, groups.data)
+                for bucket, flat in zip(self.buckets, self._flats, strict=True)
+            ]
         self._attach()
 
     def gradients(self) -> dict[str, Tensor]:
@@ -151,18 +176,18 @@ class AllReducer(Reducer):
             parameter.grad = view if parameter.dtype == view.dtype else None
 
     def send(self, index: int, progress: Progress) -> None:
-        """All-reduce over all data ranks."""
-        if self.groups.data is None:
-            return
-        flat = self._flats[index]
-        if self.wire_dtype.itemsize < flat.dtype.itemsize:
-            flat = progress.wire = flat.to(self.wire_dtype)
-        progress.works = [dist.all_reduce(flat, group=self.groups.data, async_op=True)]
+        """Start summing over all data ranks."""
+        if self.groups.data is not None:
+            progress.rounds = self._compressors[index].reduce()
+            self.received(index, progress)
 
     def received(self, index: int, progress: Progress) -> None:
-        """Copy back what travelled in another format."""
-        if progress.wire is not None:
-            self._flats[index].copy_(progress.wire)
+        """Go on to the next round, if there is one."""
+        progress.works = next(progress.rounds, [])
+
+    def state(self) -> dict[str, Tensor]:
+        """Of all buckets' compressors."""
+        return {n: t for each in self._compressors for n, t in each.state().items()}
 
     def zero(self) -> None:
         """Zeros, in place: the buffers live as long as the run."""
@@ -190,8 +215,7 @@ class ScatterReducer(Reducer):
         self.rank, self.ranks = groups.rank, groups.ranks
         self._full: list[Tensor | None] = [None] * len(self.buckets)
         self._shards = [
-            flat_like(b.parameters[0], b.shard_size(self.ranks), wide(b))
-            for b in self.buckets
+            flat_like(b.parameters[0], b.shard_size(self.ranks), wide(b)) for b in self.buckets
         ]
 
     def gradients(self) -> dict[str, Tensor]:
@@ -231,6 +255,7 @@ class ScatterReducer(Reducer):
         if self.groups.replicate is not None:
             dist.all_reduce(progress.wire, group=self.groups.replicate)
         self._shards[index] += progress.wire
+        progress.wire = None
 
     def zero(self) -> None:
         """Zeros, in place; whole gradients are gone already."""

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fivefold.axes.dp.bucket import Bucket, make_buckets, rows_of, shard_of
+from fivefold.axes.dp.compression.protocol import MakeCompressor
 from fivefold.axes.dp.groups import Groups, dense_groups, expert_groups
 from fivefold.axes.dp.host import HostGradients, host_copy
 from fivefold.axes.dp.materialize import materialize
@@ -52,6 +53,7 @@ class ReplicatedAxis:
         dtype: torch.dtype,
         wire_dtype: torch.dtype,
         bucket_bytes: int,
+        compress: MakeCompressor | None = None,
     ) -> None:
         materialize(module, device)
         self.module = module
@@ -64,7 +66,7 @@ class ReplicatedAxis:
         for _, parameter in named:  # buffers, of routers, stay fp32
             parameter.data = parameter.data.to(dtype)
         self._families = [
-            _family(part, groups, bucket_bytes, layout.zero == 2, wire_dtype)
+            _family(part, groups, bucket_bytes, layout.zero == 2, wire_dtype, compress)
             for groups, part in (
                 (self._dense, [(n, p) for n, p in named if not is_expert(n)]),
                 (self._expert, [(n, p) for n, p in named if is_expert(n)]),
@@ -115,6 +117,10 @@ class ReplicatedAxis:
             family.reducer.zero()
         self._gradients = {}
 
+    def carried(self) -> dict[str, Tensor]:
+        """Memories of compressors, by kind and parameter."""
+        return {n: t for family in self._families for n, t in family.reducer.state().items()}
+
     def _master(self, name: str, parameter: nn.Parameter, dtype: torch.dtype) -> Part:
         """The fp32 value of this rank's rows, or of all: the parameter's own memory where it can."""
         groups = self._expert if is_expert(name) else self._dense
@@ -158,7 +164,9 @@ def _family(
     bucket_bytes: int,
     scatter: bool,
     wire_dtype: torch.dtype,
+    compress: MakeCompressor | None,
 ) -> Family:
     buckets = make_buckets(named, bucket_bytes)
-    kind = ScatterReducer if scatter and groups.shard is not None else AllReducer
-    return Family(groups, buckets, kind(buckets, groups, wire_dtype))
+    if scatter and groups.shard is not None:
+        return Family(groups, buckets, ScatterReducer(buckets, groups, wire_dtype))
+    return Family(groups, buckets, AllReducer(buckets, groups, wire_dtype, compress))

@@ -108,6 +108,10 @@ class ShardedAxis:
         for parameter in self._parameters.values():
             parameter.grad = None
 
+    def carried(self) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}
+
     def _master(self, name: str, parameter: nn.Parameter) -> Part:
         groups: Groups = self._expert if is_expert(name) else self._dense
         part = Part.of(parameter)  # its place in what the other axes left

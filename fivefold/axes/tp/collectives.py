@@ -92,9 +92,7 @@ def _all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _all_gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    return functional.wait_tensor(
-        functional.all_gather_single(x.contiguous(), SEQUENCE, group)
-    )
+    return functional.wait_tensor(functional.all_gather_single(x.contiguous(), SEQUENCE, group))
 
 
 def _reduce_scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -128,7 +128,7 @@ def _is_inside(name: str) -> bool:
 def _put_communication(decoder: Decoder, axis: TensorAxis, slices: dict[str, Slice]) -> None:
     if decoder.embedding is not None:
         start = slices["embedding.weight"].offsets[0]
-        decoder.embedding = VocabularyEmbedding(decoder.embedding.weight, start)
+        decoder.embedding = VocabularyEmbedding(decoder.embedding.weight.detach(), start)
         decoder.embedding.register_forward_hook(_leave(axis))
     for layer in decoder.layers:
         for name in DIVIDED_MODULES:
@@ -136,6 +136,7 @@ def _put_communication(decoder: Decoder, axis: TensorAxis, slices: dict[str, Sli
             if module is None:
                 continue
             last = module.get_submodule("output" if name == "attention" else "down")
+            assert isinstance(last, Projection)
             last.__class__ = RowProjection
             module.register_forward_pre_hook(_enter(axis))
             module.register_forward_hook(_leave(axis, last))
@@ -156,7 +157,7 @@ def _enter(axis: TensorAxis) -> Any:
     return hook
 
 
-def _leave(axis: TensorAxis, last: nn.Module | None = None) -> Any:
+def _leave(axis: TensorAxis, last: Projection | None = None) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         whole = axis.leave(output)
         bias = None if last is None else last.bias

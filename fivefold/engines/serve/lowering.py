@@ -25,9 +25,11 @@ from torch import Tensor, nn
 from fivefold.engines.serve.decode_view import DecodeView
 from fivefold.engines.serve.lowered_parts import LoweredLinear, LoweredNorm
 from fivefold.engines.serve.packing import pack
+from fivefold.model.attention import Attention
 from fivefold.model.cache import KVCache
 from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Block, Decoder
+from fivefold.model.feed_forward import FeedForward
 from fivefold.model.norm import RMSNorm
 from fivefold.model.projection import Projection
 
@@ -103,6 +105,7 @@ class LoweredBlock:
     def of(cls, block: Block, config: ModelConfig, index: int) -> LoweredBlock:
         """Pack one block's projections."""
         attention, feed_forward = block.attention, block.feed_forward
+        assert isinstance(attention, Attention) and isinstance(feed_forward, FeedForward)
         return cls(
             index=index,
             config=config,

@@ -43,7 +43,9 @@ def first_values(section: ModelSection, config: ModelConfig, seed: int) -> First
     if section.source is not None:
         source = open_source(section.source)
         if _use_weights(section, source):
-            shapes = {n: tuple(p.shape) for n, p in Decoder(config, device="meta").named_parameters()}
+            shapes = {
+                n: tuple(p.shape) for n, p in Decoder(config, device="meta").named_parameters()
+            }
             check_tensors(source, shapes)
             return lambda name, shape: source.get(name, torch.float32)
     return lambda name, shape: initial_value(name, shape, config, seed)

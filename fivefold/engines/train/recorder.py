@@ -5,6 +5,7 @@ Only rank 0 writes. Every rank calls, since measuring memory and the peak concer
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -106,6 +107,12 @@ class Recorder:
         self._writer.write_evaluation(step, loss)
         self._progress.note(f"step {step}: held-out loss {loss:.4f}")
 
+    def pipeline(self, timeline: dict[str, Any]) -> None:
+        """Write the measured times of a pipeline step; `fivefold plan schedule` draws them."""
+        if self.process.ranks.is_main:
+            path = self.directory.path / "pipeline.json"
+            path.write_text(json.dumps(timeline, indent=1), "utf-8")
+
     def event(self, name: str, **details: Any) -> None:
         """Record a start, resume, checkpoint or stop (rank 0)."""
         if self.process.ranks.is_main:
@@ -115,6 +122,18 @@ class Recorder:
         """FLOP/s of all ranks together, from one rank's measured GEMM peak."""
         peak = measured_peak(self.process.device.type, self.config.precision.dtype)
         return peak.flops_per_second * self.process.ranks.world_size
+
+
+def expert_metrics(layers: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The load of experts in one step: the worst layer's numbers, and `experts` with each layer's."""
+    if not layers:
+        return {}
+    return {
+        "expert_max_over_mean": max(load["max_over_mean"] for load in layers.values()),
+        "expert_entropy": min(load["entropy"] for load in layers.values()),
+        "expert_dropped": sum(load["dropped"] for load in layers.values()),
+        "experts": layers,
+    }
 
 
 def decoder_shape(model: ModelConfig) -> DecoderShape:

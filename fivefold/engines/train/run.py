@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from fivefold.axes.apply import apply
+from fivefold.axes.check import check_microbatches, check_model
 from fivefold.core.config import RunConfig
 from fivefold.core.errors import TrainingError
 from fivefold.engines.train.checkpoint.checkpointer import Checkpointer
@@ -20,13 +21,14 @@ from fivefold.engines.train.model_source import (
     model_tokenizer,
     read_model_config,
 )
-from fivefold.engines.train.objective import Objective
 from fivefold.engines.train.process import Process, seed_everything, start_process
 from fivefold.engines.train.recorder import Recorder
 from fivefold.engines.train.run_directory import RunDirectory
 from fivefold.engines.train.stop import StopRequest
 from fivefold.engines.train.trainer import Trainer
+from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Decoder
+from fivefold.model.objective import Objective
 from fivefold.weights.model_files import write_model_files
 
 
@@ -61,9 +63,22 @@ def _train(config: RunConfig, process: Process, directory: RunDirectory) -> None
             )
 
 
+def check_run(config: RunConfig) -> ModelConfig:
+    """What training would refuse later, refused before any rank starts; the model's shape.
+
+    Raises ConfigError or WeightsError for the model, LayoutError for a layout that does not fit it
+    or the batch.
+    """
+    layout, train = config.layout, config.train
+    model_config = read_model_config(config.model)
+    check_model(layout, model_config, config.data.sequence_length)
+    check_microbatches(layout, train.global_batch // (train.micro_batch * layout.dp))
+    return model_config
+
+
 def build_trainer(config: RunConfig, process: Process, directory: RunDirectory) -> Trainer:
     """Assemble data, model, axis and records. Cheap checks come before slow work."""
-    model_config = read_model_config(config.model)
+    model_config = check_run(config)
     tokenizer = resolve_tokenizer(config.data, model_tokenizer(config.model), _cache(config))
     check_vocabulary(tokenizer, model_config)
     values = first_values(config.model, model_config, config.train.seed)
@@ -83,6 +98,7 @@ def build_trainer(config: RunConfig, process: Process, directory: RunDirectory) 
         compile=config.train.compile,
         sequence_length=config.data.sequence_length,
         moe=config.moe,
+        communication=config.communication,
         device=process.device,
     )
     checkpointer = Checkpointer(

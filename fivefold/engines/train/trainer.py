@@ -10,6 +10,7 @@ import torch
 
 from fivefold.axes.parallel import ParallelModel
 from fivefold.axes.part import Part
+from fivefold.axes.pp.record import to_numbers
 from fivefold.core.config import RunConfig
 from fivefold.core.errors import TrainingError
 from fivefold.engines.train.checkpoint.checkpointer import Checkpointer, TrainState
@@ -17,7 +18,7 @@ from fivefold.engines.train.data.loader import Loader
 from fivefold.engines.train.model_source import FirstValue
 from fivefold.engines.train.optimizer import MasterOptimizer
 from fivefold.engines.train.process import Process
-from fivefold.engines.train.recorder import Recorder
+from fivefold.engines.train.recorder import Recorder, expert_metrics
 from fivefold.engines.train.schedule import learning_rate
 from fivefold.engines.train.step import NotFiniteError, StepResult, TrainStep
 from fivefold.engines.train.stop import StopRequest
@@ -76,6 +77,7 @@ class Trainer:
         if self.scaler is not None and loaded.scalars["scaler"] is not None:
             self.scaler.load_state_dict(loaded.scalars["scaler"])
         self._restore_rng(loaded.rank_tensors)
+        self._restore_carried(loaded.rank_tensors)
         self.model.publish()
         return True
 
@@ -103,6 +105,9 @@ class Trainer:
         lr = learning_rate(self.position.step, train.steps, self.config.optimizer)
         started = time.perf_counter()
         batches = self.loader.batches(self.position.consumed, train.global_batch)
+        recorded = self.position.step + 1 == self.config.observe.pipeline_step
+        if recorded:
+            self.model.record_timeline()
         try:
             result = self.step(batches, lr, stop)
         except NotFiniteError as error:
@@ -114,12 +119,15 @@ class Trainer:
         self.position.consumed += train.global_batch
         self.position.tokens += result.targets
         self._record(result, lr, seconds, self.position.step)
+        if recorded and (timeline := self.model.timeline()) is not None:
+            self.recorder.pipeline(to_numbers(timeline))
         return result.stop_asked
 
     def _record(self, result: StepResult, lr: float, seconds: float, step: int) -> None:
         extra: dict[str, Any] = {}
         if self.scaler is not None:
             extra = {"loss_scale": self.scaler.scale, "skipped": result.skipped}
+        extra |= expert_metrics(self.model.expert_load())
         self.recorder.step(
             step=step,
             loss=result.loss,
@@ -177,7 +185,23 @@ class Trainer:
             "optimizer": self.optimizer.scalars(),
             "scaler": self.scaler.state_dict() if self.scaler else None,
         }
-        return TrainState(self.position.step, masters | moments, scalars, self._rng())
+        return TrainState(
+            self.position.step, masters | moments, scalars, self._rng() | self._carried()
+        )
+
+    def _carried(self) -> dict[str, torch.Tensor]:
+        """Under the layout's name: another one divides otherwise, whatever the shapes say."""
+        layout = self.config.layout
+        return {f"carried/{layout}/{n}": t for n, t in self.model.carried().items()}
+
+    def _restore_carried(self, saved: dict[str, torch.Tensor]) -> None:
+        """Go on with this rank's memories; from nothing where the layout was another."""
+        carried = self._carried()
+        if all(n in saved and saved[n].shape == t.shape for n, t in carried.items()):
+            for name, tensor in carried.items():
+                tensor.copy_(saved[name])
+        else:
+            self.recorder.event("compression memory dropped", step=self.position.step)
 
     def _rng(self) -> dict[str, torch.Tensor]:
         states = {"cpu": torch.get_rng_state()}

@@ -13,9 +13,9 @@ from fivefold.axes.dp.protocol import decoder_name
 from fivefold.core.config import PrecisionSection
 from fivefold.core.errors import LayoutError
 from fivefold.core.layout import Layout
-from fivefold.engines.train.objective import Objective
 from fivefold.model.decoder import Decoder
 from fivefold.model.families import parse_config
+from fivefold.model.objective import Objective
 from tests.unit.axes.test_recompute import CONFIG
 
 

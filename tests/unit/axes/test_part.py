@@ -18,9 +18,7 @@ def test_a_plain_tensor_is_a_whole_that_all_ranks_hold() -> None:
 
 
 @settings(deadline=None, derandomize=True, max_examples=50)
-@given(
-    rows=st.integers(1, 9), columns=st.integers(1, 9), ways=st.integers(1, 4), data=st.data()
-)
+@given(rows=st.integers(1, 9), columns=st.integers(1, 9), ways=st.integers(1, 4), data=st.data())
 def test_boxes_of_boxes_lie_where_the_values_do(
     rows: int, columns: int, ways: int, data: st.DataObject
 ) -> None:

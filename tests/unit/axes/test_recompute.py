@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fivefold.axes.apply import apply
 from fivefold.core.config import PrecisionSection
 from fivefold.core.layout import Layout
-from fivefold.engines.train.objective import Objective
 from fivefold.model.decoder import Decoder
 from fivefold.model.families import parse_config
+from fivefold.model.objective import Objective
 
 LAYERS, MATMULS = 4, 7  # of one block: query, key, value, output, gate, up, down
 CONFIG = {

@@ -16,9 +16,7 @@ from fivefold.engines.train.clip import clip_gradients
 class Axis:
     """Gradients of one rank, beside others whose squares sum to `others`."""
 
-    def __init__(
-        self, gradients: dict[str, Tensor], others: float = 0.0, copies: int = 1
-    ) -> None:
+    def __init__(self, gradients: dict[str, Tensor], others: float = 0.0, copies: int = 1) -> None:
         self.held, self.others, self.copies = gradients, others, copies
 
     def gradients(self) -> dict[str, Tensor]:
