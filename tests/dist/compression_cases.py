@@ -253,9 +253,7 @@ def learn(
     """Losses on real text."""
     with FAULTS[fault]() if fault else nullcontext():
         run = cases.Run(layout, TEXT_MODEL, communication=chosen)
-        return [
-            run.step([text_batch(step, run.rank, run.ranks)], lr).loss for step in range(steps)
-        ]
+        return [run.step([text_batch(step, run.rank, run.ranks)], lr).loss for step in range(steps)]
 
 
 def resumed(layout: str, chosen: CommunicationSection, carry: bool = True) -> dict[str, Any]:

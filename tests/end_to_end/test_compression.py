@@ -36,15 +36,21 @@ def test_killed_and_restarted_it_gives_the_same_bits(texts: Path, tmp_path: Path
     runs.run(*arguments)
     assert runs.losses(broken) == runs.losses(whole)
     assert "compression memory dropped" not in events(broken)
-    # Another layout goes on too, without what the ranks of the first one carried, and says so.
-    more = runs.train_arguments(
-        whole, texts, "train.steps=9", *SETS[1:], nproc=2, layout="dp_replicate=2"
-    )
-    runs.run(*more)
-    assert len(runs.losses(whole)) == 9
-    assert "compression memory dropped" in events(whole)
 
 
+@pytest.mark.slow
+def test_another_layout_goes_on_without_the_memories_and_says_so(
+    texts: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    runs.run(*runs.train_arguments(run, texts, *SETS, nproc=2, layout=LAYOUT))
+    more = ("train.steps=9", *SETS[1:])
+    runs.run(*runs.train_arguments(run, texts, *more, nproc=2, layout="dp_replicate=2"))
+    assert len(runs.losses(run)) == 9
+    assert "compression memory dropped" in events(run)
+
+
+@pytest.mark.slow
 def test_divided_gradients_are_refused_in_one_line(texts: Path, tmp_path: Path) -> None:
     arguments = runs.train_arguments(
         tmp_path / "run", texts, *SETS, nproc=2, layout="dp_shard=2,zero=2"
