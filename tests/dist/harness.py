@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
 import importlib
+import os
+import signal
 import socket
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +24,7 @@ import torch.multiprocessing as mp
 
 START_SECONDS = 120
 CASE_SECONDS = 120
+CALLS = 12  # of a stack, innermost first
 GRACE_SECONDS = 3  # for the peers of a rank that failed: most are stuck waiting for it
 
 
@@ -49,6 +57,8 @@ class Workers:
             process.kill()
         for process in self._processes:
             process.join()
+        for process in self._processes:
+            stack_file(process.pid).unlink(missing_ok=True)
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes = [], []
@@ -72,10 +82,23 @@ class Workers:
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         if waiting and not errors:
             errors.append(f"rank {sorted(waiting.values())} gave no answer in {timeout} s")
+            errors += [self._whereabouts(rank) for rank in sorted(waiting.values())]
         if errors:
             self.stop()
             raise WorkerError("\n".join(errors))
         return [answers[rank] for rank in range(self.world_size)]
+
+    def _whereabouts(self, rank: int) -> str:
+        """What a rank is doing: its innermost calls, the collective it waits in among them."""
+        process, place = self._processes[rank], stack_file(self._processes[rank].pid)
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGUSR1)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < deadline and not (place.exists() and place.stat().st_size):
+            process.join(0.05)
+        lines = place.read_text().splitlines() if place.exists() else []
+        calls = [line.strip() for line in lines if line.strip().startswith("File")]
+        return f"rank {rank} is in:\n  " + "\n  ".join(calls[:CALLS] or ["(no answer)"])
 
     def _start(self) -> None:
         # Workers fork from a server that has imported what they need, and has done nothing else.
@@ -99,8 +122,16 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+def stack_file(pid: int) -> Path:
+    """Where the process `pid` writes its stack when it is sent SIGUSR1."""
+    return Path(tempfile.gettempdir()) / f"fivefold-test-stack-{pid}"
+
+
 def _serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    stack = stack_file(os.getpid()).open("w")
+    atexit.register(stack_file(os.getpid()).unlink, missing_ok=True)
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     if world_size > 1:
         dist.init_process_group(
             "gloo",

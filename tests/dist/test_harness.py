@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -55,6 +56,24 @@ def test_the_failing_ranks_traceback_is_shown(pair: Workers) -> None:
     with pytest.raises(WorkerError, match=r"(?s)^rank 1:.*fail_on_rank_1.*ValueError: planted"):
         pair.run(fail_on_rank_1)
     assert time.monotonic() - started < 60  # not the peers' own timeout
+
+
+def test_a_hang_names_each_ranks_collective(pair: Workers) -> None:
+    started = time.monotonic()
+    with pytest.raises(WorkerError) as caught:
+        pair.run(wait_on_the_other, timeout=3)
+    assert time.monotonic() - started < 40
+    message = str(caught.value)
+    for rank in (0, 1):
+        assert re.search(rf"rank {rank} is in:(\n  File.*)+", message), message
+    assert "in recv" in message and "in barrier" in message
+
+
+def wait_on_the_other() -> None:
+    """Rank 0 waits in a receive, rank 1 in a barrier: neither ends."""
+    if dist.get_rank() == 0:
+        dist.recv(torch.ones(4), src=1)
+    dist.barrier()
 
 
 def test_a_rank_that_dies_or_hangs_is_named(pair: Workers) -> None:

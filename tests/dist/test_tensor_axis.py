@@ -1,0 +1,99 @@
+"""Tensor parallelism moves what the formula says, and nobody ever holds what it divides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fivefold.core.layout import Layout
+from tests.dist.cases import SEQUENCE, VOCABULARY, Run, batches
+from tests.dist.harness import Workers
+from tests.parity.lattice.cases import model_config
+
+CHUNK = 16  # tokens of the loss at a time, see `Run`
+KINDS = {
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_reduce": "all_reduce",
+    "allreduce": "all_reduce",
+}
+
+
+class Watch(TorchDispatchMode):
+    """Collectives by kind, and the largest last dim of a floating-point tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collectives: Counter[str] = Counter()
+        self.widest = 0
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        namespace, _, name = operator.name().partition("::")
+        if namespace in ("c10d", "_c10d_functional"):
+            for start, kind in KINDS.items():
+                self.collectives[kind] += name.startswith(start)
+        result = operator(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.ndim and result.is_floating_point():
+            self.widest = max(self.widest, result.shape[-1])
+        return result
+
+
+def watched(layout: str) -> tuple[dict[str, int], dict[str, int], int]:
+    """Collectives of one micro-batch's forward and of its backward; the widest tensor."""
+    run = Run(layout, model_config("dense"))
+    batch = batches(0, 0, 1, 1)[0]
+    run.axis.axis.begin(last=False)
+    with Watch() as forward:
+        loss = run.axis.module(batch.tokens, batch.labels, batch.positions, None)
+    with Watch() as backward:
+        loss.backward()
+    widest = max(forward.widest, backward.widest)
+    return dict(+forward.collectives), dict(+backward.collectives), widest
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_collectives_of_a_step_with_sequence_parallelism(
+    workers: Callable[[int], Workers], ranks: int
+) -> None:
+    blocks, chunks = model_config("dense").num_layers, -(-SEQUENCE // CHUNK)
+    for forward, backward, widest in workers(ranks).run(watched, f"tp={ranks}"):
+        # In and out of attention and feed-forward, out of the embedding, into the head.
+        both_ways = {"all_gather": 2 * blocks + 1, "reduce_scatter": 2 * blocks + 1}
+        # The largest logit, then sums and targets.
+        assert forward == both_ways | {"all_reduce": 2 * chunks}
+        assert backward == both_ways
+        assert widest <= max(-(-VOCABULARY // ranks), 8 * 8 // ranks, 32)  # never all logits
+
+
+def test_collectives_of_a_step_without(workers: Callable[[int], Workers]) -> None:
+    blocks, chunks = model_config("dense").num_layers, -(-SEQUENCE // CHUNK)
+    for forward, backward, _ in workers(2).run(watched, "tp=2,sequence_parallel=false"):
+        assert forward == {"all_reduce": 2 * blocks + 1 + 2 * chunks}
+        assert backward == {"all_reduce": 2 * blocks + 1}
+
+
+def held(layout: str) -> dict[str, int]:
+    """Elements of each parameter on this rank."""
+    run = Run(layout, model_config("tied"))
+    return {name: part.values.numel() for name, part in run.axis.masters().items()}
+
+
+def test_parameters_are_divided_as_the_plan_says(workers: Callable[[int], Workers]) -> None:
+    """Four ranks, two key/value heads: each head is on two ranks."""
+    config = model_config("tied")
+    wide = config.head_dim * config.hidden_size
+    found = workers(4).run(held, str(Layout(tp=4)))
+    for rank, elements in enumerate(found):
+        rows = len(torch.arange(VOCABULARY).chunk(4)[rank])
+        assert elements["embedding.weight"] == rows * config.hidden_size
+        assert elements["layers.0.attention.query.weight"] == config.num_heads // 4 * wide
+        assert elements["layers.0.attention.key.weight"] == wide
+        assert elements["layers.0.feed_forward.down.weight"] == 14 * config.hidden_size
+        assert elements["layers.0.attention_norm.weight"] == config.hidden_size
