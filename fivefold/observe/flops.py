@@ -6,8 +6,10 @@ Chowdhery et al. 2022, appendix B, and of Megatron, Narayanan et al. 2021), for 
     matrices   2 N forward, N the elements of every weight matrix a token is multiplied by:
                L (2 D H E + 2 D K E + 3 D F) + D V. The head counts, tied or not; looking a
                token up in the embedding is no product and does not.
+               Of experts those count that a token is routed to; latent attention (MLA) counts
+               its own matrices.
     attention  4 H E A forward in each layer: query . key and weights . value, over the A keys
-               a token attends to on average.
+               a token attends to on average; 2 H (E + value dim) A where the dims differ.
     training   three times forward: backward computes a gradient for either operand of each
                product. So 6 N + 12 L H E A.
 
@@ -30,7 +32,7 @@ Recompute = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """The numbers that the operations of a dense decoder with a gated feed-forward depend on."""
+    """The numbers that the operations of a decoder depend on."""
 
     num_layers: int
     hidden_size: int
@@ -40,6 +42,10 @@ class DecoderShape:
     head_dim: int
     vocab_size: int
     windows: tuple[int | None, ...] = ()  # one a layer; empty: every layer attends to all
+    value_dim: int | None = None  # of a head; None: head_dim
+    # Elements of the matrices that a token meets, one a layer, where they are not those of the formula
+    # above: experts it is routed to, latent attention.
+    elements: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.windows and len(self.windows) != self.num_layers:
@@ -48,9 +54,10 @@ class DecoderShape:
                 "give one window (or none) for each layer",
             )
 
-    @property
-    def layer_parameters(self) -> int:
-        """Elements of one layer's weight matrices."""
+    def layer_parameters(self, layer: int) -> int:
+        """Elements of one layer's weight matrices, of experts those that a token meets."""
+        if self.elements:
+            return self.elements[layer]
         attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
         return attention + 3 * self.hidden_size * self.intermediate_size
 
@@ -62,7 +69,14 @@ class DecoderShape:
     @property
     def matrix_parameters(self) -> int:
         """N: elements of every matrix that a token is multiplied by."""
-        return self.num_layers * self.layer_parameters + self.head_parameters
+        layers = sum(self.layer_parameters(layer) for layer in range(self.num_layers))
+        return layers + self.head_parameters
+
+    @property
+    def attention_operations(self) -> int:
+        """Of one token and one key it attends to: query . key and weight times value."""
+        value_dim = self.head_dim if self.value_dim is None else self.value_dim
+        return 2 * self.num_heads * (self.head_dim + value_dim)
 
 
 def attended_keys(sequence_length: int, window: int | None = None) -> float:
@@ -97,19 +111,20 @@ def hardware_flops_per_token(
         return needed
     layers = range(0, shape.num_layers, every)
     again = sum(_layer_attention(shape, sequence_length, layer) for layer in layers)
-    return needed + again + 2 * shape.layer_parameters * len(layers)
+    return needed + again + 2 * sum(shape.layer_parameters(layer) for layer in layers)
 
 
 def prefill_flops(shape: DecoderShape, prompt_length: int) -> float:
     """Operations to read a prompt of `prompt_length` tokens, logits for the last one alone."""
-    layers = 2 * shape.num_layers * shape.layer_parameters + _attention(shape, prompt_length)
+    matrices = shape.matrix_parameters - shape.head_parameters
+    layers = 2 * matrices + _attention(shape, prompt_length)
     return prompt_length * layers + 2 * shape.head_parameters
 
 
 def decode_flops(shape: DecoderShape, context_length: int) -> float:
     """Operations to make one token after `context_length - 1` cached ones."""
     attention = sum(
-        4 * shape.num_heads * shape.head_dim * min(context_length, window or context_length)
+        shape.attention_operations * min(context_length, window or context_length)
         for window in _windows(shape)
     )
     return 2 * shape.matrix_parameters + attention
@@ -121,7 +136,7 @@ def _attention(shape: DecoderShape, sequence_length: int) -> float:
 
 def _layer_attention(shape: DecoderShape, sequence_length: int, layer: int) -> float:
     keys = attended_keys(sequence_length, _windows(shape)[layer])
-    return 4 * shape.num_heads * shape.head_dim * keys
+    return shape.attention_operations * keys
 
 
 def _windows(shape: DecoderShape) -> tuple[int | None, ...]:

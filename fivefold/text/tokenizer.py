@@ -11,10 +11,8 @@ from typing import Any
 
 import tokenizers
 
-from fivefold.core.errors import TokenizerError
 from fivefold.text import tokenizer_folder
-from fivefold.text.chat import CHATML, ChatTemplate, Message
-from fivefold.text.conversation import encode_conversation
+from fivefold.text.chat import CHATML, ChatTemplate
 from fivefold.text.spelling import Spelling, spelling_of
 from fivefold.text.train import END_OF_TEXT, END_OF_TURN, SPECIAL_TOKENS, train_byte_level_bpe
 
@@ -75,14 +73,6 @@ class Tokenizer:
         encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special)
         return [item.ids for item in encoded]
 
-    def encode_chat(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-        """Ids of a whole conversation, and for each whether it is part of an assistant's answer.
-
-        An answer includes the token that ends the turn. Raises TokenizerError without a chat
-        template, and where the template rewrites earlier turns (see `conversation`).
-        """
-        return encode_conversation(self.backend, self.special_ids, self._chat(), messages)
-
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special)
@@ -132,14 +122,6 @@ class Tokenizer:
             stop_ids=[SPECIAL_TOKENS.index(END_OF_TURN)],
             chat_template=CHATML,
         )
-
-    def _chat(self) -> ChatTemplate:
-        if self.chat is None:
-            raise TokenizerError(
-                "the tokenizer has no chat template",
-                "use a model that was taught to chat, or plain text",
-            )
-        return self.chat
 
     def _id_of(self, role: str) -> int | None:
         token = self.special_tokens.get(role)

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
-
 from fivefold.core.errors import LayoutError
-from fivefold.model.config import ModelConfig
+from fivefold.model.counting import active_elements
 from fivefold.model.decoder import Decoder
 from fivefold.observe.flops import attended_keys
 
@@ -35,12 +33,10 @@ def estimate_costs(decoder: Decoder, sequence_length: int) -> LayerCosts:
     changes nothing: they cut all layers alike, and the shapes come from its config.
     """
     config = decoder.config
-    whole = Decoder(config, device="meta")
     layers = []
-    for layer, window in zip(whole.layers, config.windows, strict=True):
+    for elements, window in zip(active_elements(config), config.windows, strict=True):
         keys = attended_keys(sequence_length, window)
-        attention = config.num_heads * (config.head_dim + config.value_dim) * keys
-        layers.append(_products(layer, _experts_used(config)) + attention)
+        layers.append(elements + config.num_heads * (config.head_dim + config.value_dim) * keys)
     head = float(config.hidden_size * config.vocab_size)
     return LayerCosts(tuple(layers), float(config.hidden_size), head)
 
@@ -123,18 +119,3 @@ def _ranges(counts: Sequence[int]) -> tuple[range, ...]:
         found.append(range(start, start + count))
         start += count
     return tuple(found)
-
-
-def _products(layer: nn.Module, experts_used: float) -> float:
-    """Elements of the matrices that a token is multiplied by."""
-    total = 0.0
-    for name, parameter in layer.named_parameters():
-        if parameter.ndim >= 2:
-            share = experts_used if ".experts." in f".{name}" else 1.0
-            total += share * parameter.numel()
-    return total
-
-
-def _experts_used(config: ModelConfig) -> float:
-    """The share of a layer's experts that one token passes through."""
-    return 1.0 if config.moe is None else config.moe.top_k / config.moe.experts

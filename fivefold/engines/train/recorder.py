@@ -14,6 +14,7 @@ from fivefold.core.config import RunConfig
 from fivefold.engines.train.process import Process
 from fivefold.engines.train.run_directory import RunDirectory
 from fivefold.model.config import ModelConfig
+from fivefold.model.counting import active_elements
 from fivefold.observe.flops import DecoderShape, training_flops_per_token
 from fivefold.observe.hardware import describe_hardware
 from fivefold.observe.memory import memory_bytes
@@ -147,4 +148,6 @@ def decoder_shape(model: ModelConfig) -> DecoderShape:
         head_dim=model.head_dim,
         vocab_size=model.vocab_size,
         windows=model.windows,
+        value_dim=model.value_dim,
+        elements=active_elements(model),
     )

@@ -16,7 +16,6 @@ from fivefold.engines.train.data.documents import ChatDocument, TextDocument
 from fivefold.engines.train.data.encode import Encoded, Encoder, token_dtype
 from fivefold.engines.train.data.prepare import prepare
 from fivefold.engines.train.data.shards import TokenizedSource
-from fivefold.text.tokenizer import Tokenizer
 
 EOS = 256
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="<|>"), max_size=12)
@@ -166,22 +165,6 @@ def test_an_answer_ends_where_the_template_goes_on() -> None:
     # All that depends on the answer is taken for it; what follows is not.
     assert text[start:stop] == "x" * 1234 + " [1234"
     assert text[stop:] == " letters]\n"
-
-
-def test_both_ways_of_finding_answers_agree() -> None:
-    """Where a conversation is built up from its beginning, as text.conversation asks for."""
-    tokenizer = Tokenizer.train_bpe(iter(["What is it? It is a number. " * 50]), 300)
-    messages = [{"role": "system", "content": "Short."}]
-    for n in range(4):
-        messages += [
-            {"role": "user", "content": f"What is {n}?"},
-            {"role": "assistant", "content": f" It is\n\n a number {n}. 🙂 "},
-        ]
-    ids, learnt = tokenizer.encode_chat(messages)
-    ((own, mask),) = Encoder(tokenizer)._encode_chats([ChatDocument("here", messages)])
-    assert own[: len(ids)] == ids
-    assert own[len(ids) :] == [tokenizer.eos_ids[0]]
-    assert [bool(m) for m in mask] == [*learnt, False]
 
 
 def test_without_an_end_of_turn_the_end_of_text_is_learnt(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fivefold.core.errors import ConfigError
+from fivefold.engines.train.recorder import decoder_shape
 from fivefold.model.decoder import Decoder
 from fivefold.model.families import parse_config
 from fivefold.observe.flops import (
@@ -102,3 +103,29 @@ def test_generating_costs_what_reading_costs() -> None:
     """Token by token, or at once: but for the logits, which reading makes for one token alone."""
     one_by_one = sum(decode_flops(SMALL, length) for length in range(1, 33))
     assert one_by_one - 31 * 2 * SMALL.head_parameters == prefill_flops(SMALL, 32)
+
+
+def test_experts_and_latent_attention_equal_what_torch_counts() -> None:
+    """DeepSeek's: of eight experts a token meets three, and values are narrower than keys."""
+    config = parse_config(
+        {
+            "model_type": "deepseek_v3", "vocab_size": 96, "hidden_size": 32,
+            "intermediate_size": 56, "num_hidden_layers": 3, "num_attention_heads": 4,
+            "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 10,
+            "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8,
+            "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 3,
+            "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+            "max_position_embeddings": 64, "tie_word_embeddings": False,
+        }
+    )  # fmt: skip
+    decoder = Decoder(config)
+    decoder.initialize(0)
+    length = 16
+    tokens = torch.randint(0, 96, (1, length), generator=torch.Generator().manual_seed(0))
+    with FlopCounterMode(display=False) as counter:
+        decoder.logits(decoder(tokens, torch.arange(length).unsqueeze(0), square_attention))
+    shape = decoder_shape(config)
+    rest = shape.attention_operations * 3 * (length - attended_keys(length))
+    experts = 2 * 2 * 3 * 3 * 32 * 16  # two layers: the counter does not know grouped products
+    counted = counter.get_total_flops() / length
+    assert counted == pytest.approx(forward_flops_per_token(shape, length) + rest - experts)
