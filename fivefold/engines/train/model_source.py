@@ -51,6 +51,18 @@ def first_values(section: ModelSection, config: ModelConfig, seed: int) -> First
     return lambda name, shape: initial_value(name, shape, config, seed)
 
 
+def check_tokenizer(section: ModelSection, tokenizer: str) -> None:
+    """Raise ConfigError for a new tokenizer under weights that were learnt with another."""
+    if section.source is None or not tokenizer.startswith("bpe:"):
+        return
+    if _use_weights(section, open_source(section.source)):
+        raise ConfigError(
+            f"data.tokenizer={tokenizer} numbers its tokens otherwise than the model whose weights "
+            f"training starts from ({section.source})",
+            "leave data.tokenizer=auto, or set model.init=random",
+        )
+
+
 def check_vocabulary(tokenizer: Tokenizer, config: ModelConfig) -> None:
     """Raise ConfigError when the tokenizer can name tokens that the model has no row for."""
     if tokenizer.vocab_size > config.vocab_size:

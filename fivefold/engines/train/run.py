@@ -6,16 +6,20 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import torch.distributed as dist
+
 from fivefold.axes.apply import apply
 from fivefold.axes.check import check_microbatches, check_model
+from fivefold.axes.dp.compression.choose import check_compression
 from fivefold.core.config import RunConfig
-from fivefold.core.errors import TrainingError
+from fivefold.core.errors import DataError, TrainingError
 from fivefold.engines.train.checkpoint.checkpointer import Checkpointer
 from fivefold.engines.train.data.corpus import Corpus, Split
 from fivefold.engines.train.data.loader import Loader
 from fivefold.engines.train.data.prepare import prepare
 from fivefold.engines.train.data.tokenizer import resolve_tokenizer
 from fivefold.engines.train.model_source import (
+    check_tokenizer,
     check_vocabulary,
     first_values,
     model_tokenizer,
@@ -71,7 +75,9 @@ def check_run(config: RunConfig) -> ModelConfig:
     """
     layout, train = config.layout, config.train
     model_config = read_model_config(config.model)
+    check_tokenizer(config.model, config.data.tokenizer)
     check_model(layout, model_config, config.data.sequence_length)
+    check_compression(config.communication, layout)
     check_microbatches(layout, train.global_batch // (train.micro_batch * layout.dp))
     return model_config
 
@@ -83,6 +89,7 @@ def build_trainer(config: RunConfig, process: Process, directory: RunDirectory) 
     check_vocabulary(tokenizer, model_config)
     values = first_values(config.model, model_config, config.train.seed)
     corpus = prepare(config.data, tokenizer, progress=process.ranks.is_main)
+    _check_same_data(process, corpus)
     objective = Objective(
         Decoder(model_config, device="meta"),
         z_loss=config.train.z_loss,
@@ -114,6 +121,20 @@ def build_trainer(config: RunConfig, process: Process, directory: RunDirectory) 
         _loader(corpus, config, process, "evaluate") if config.data.evaluation_share else None
     )
     return Trainer(config, process, model, values, train, held_out, checkpointer, recorder)
+
+
+def _check_same_data(process: Process, corpus: Corpus) -> None:
+    """Raise DataError, on every rank, where some rank reads other data than rank 0."""
+    if process.mesh is None:
+        return
+    found: list[str] = [""] * process.ranks.world_size
+    dist.all_gather_object(found, corpus.fingerprint)
+    strange = [rank for rank, fingerprint in enumerate(found) if fingerprint != found[0]]
+    if strange:
+        raise DataError(
+            f"rank {strange[0]} reads other documents or another tokenizer than rank 0",
+            "give every machine the same files, best on a file system that all share",
+        )
 
 
 def _loader(corpus: Corpus, config: RunConfig, process: Process, split: Split) -> Loader:
