@@ -140,7 +140,7 @@ class ReplicatedAxis:
     def _copy(self, bucket: Bucket) -> None:
         for name, parameter in zip(bucket.names, bucket.parameters, strict=True):
             values = self._masters[name].values
-            if values.data_ptr() != parameter.data_ptr():
+            if values.untyped_storage()._cdata != parameter.untyped_storage()._cdata:
                 parameter.copy_(values, non_blocking=True)
 
     def _gather(self, bucket: Bucket, groups: Groups) -> None:
