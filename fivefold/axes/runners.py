@@ -14,7 +14,7 @@ from fivefold.axes.cp.axis import ContextAxis
 from fivefold.axes.cp.groups import context_groups
 from fivefold.axes.cp.split import ContextSplit
 from fivefold.axes.divided import Depth
-from fivefold.axes.dp.protocol import DataAxis
+from fivefold.axes.dp.protocol import DataAxis, decoder_name
 from fivefold.axes.mesh import Mesh
 from fivefold.axes.microbatches import Inputs, InTurn, MicroBatches
 from fivefold.axes.parallel import Divide, Rows, whole
@@ -125,11 +125,8 @@ class PipelineRunner:
         if self._record:
             self._recorded = runtime
         runtime.record, self._record = self._record, False
-        self._axis.begin(last=False)
-        loss = runtime.run(scale)
-        # Stages take turns, so that a parameter's gradient may be whole only now: all are sent here.
-        self._axis.begin(last=True)
-        return loss
+        self._axis.begin(last=True, times=self._times(runtime.schedule))
+        return runtime.run(scale)
 
     def record(self) -> None:
         """Take the times of each action in the next `accumulate`."""
@@ -149,6 +146,15 @@ class PipelineRunner:
             self._evaluating[count] = self._runtime(schedule)
         self._hand_out(batches)
         return self._evaluating[count].evaluate()
+
+    def _times(self, schedule: Schedule) -> dict[str, int]:
+        """How many gradients of each parameter a step brings: one a stage and micro-batch."""
+        found: dict[str, int] = {}
+        for stage, chunk in self._chunks.items():
+            for name, _ in chunk.module.named_parameters():
+                name = decoder_name(name)
+                found[name] = found.get(name, 0) + len(schedule.microbatches_of(stage))
+        return found
 
     def _hand_out(self, batches: Sequence[Inputs]) -> None:
         for chunk in self._chunks.values():

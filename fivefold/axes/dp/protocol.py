@@ -38,8 +38,12 @@ class DataAxis(Protocol):
         """fp32 gradients of this rank's part of each master; valid after `reduce`."""
         ...
 
-    def begin(self, last: bool) -> None:
-        """Announce a micro-batch; gradients are communicated during the last one's backward."""
+    def begin(self, last: bool, times: Mapping[str, int] | None = None) -> None:
+        """Announce a micro-batch; gradients are communicated during the last one's backward.
+
+        times: for micro-batches whose backwards take turns, how many gradients come of each
+        parameter.
+        """
         ...
 
     def reduce(self) -> None:

@@ -7,7 +7,7 @@ compute format, so that accumulation over micro-batches loses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -50,9 +50,10 @@ class Reducer:
             for place, parameter in enumerate(bucket.parameters):
                 parameter.register_post_accumulate_grad_hook(self._hook(index, place))
 
-    def begin(self, last: bool) -> None:
-        """Start counting the gradients of a micro-batch.
+    def begin(self, last: bool, times: Mapping[str, int] | None = None) -> None:
+        """Start counting the gradients of a micro-batch, or of several whose backwards take turns.
 
+        times: how many gradients of a parameter come until it is whole; one, if nothing is said.
         Collectives of the one before go on during its forward; its first gradient waits for them.
         """
         self._flush()
@@ -60,7 +61,7 @@ class Reducer:
         self._next = 0
         self._unsettled = True
         for bucket, progress in zip(self.buckets, self._progress, strict=True):
-            progress.missing = len(bucket.parameters)
+            progress.missing = sum((times or {}).get(name, 1) for name in bucket.names)
 
     def finish(self) -> None:
         """Send what is left, and wait for all."""

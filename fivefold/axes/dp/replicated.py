@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -66,7 +67,7 @@ class ReplicatedAxis:
         for _, parameter in named:  # buffers, of routers, stay fp32
             parameter.data = parameter.data.to(dtype)
         self._families = [
-            _family(part, groups, bucket_bytes, layout.zero == 2, wire_dtype, compress)
+            _family(part, groups, bucket_bytes, layout.zero == 2 and layout.shards > 1, wire_dtype, compress)
             for groups, part in (
                 (self._dense, [(n, p) for n, p in named if not is_expert(n)]),
                 (self._expert, [(n, p) for n, p in named if is_expert(n)]),
@@ -83,10 +84,10 @@ class ReplicatedAxis:
         """fp32 gradients of this rank's masters, summed over all that compute them."""
         return self._gradients
 
-    def begin(self, last: bool) -> None:
-        """Announce a micro-batch."""
+    def begin(self, last: bool, times: Mapping[str, int] | None = None) -> None:
+        """Announce a micro-batch, or all of a pipeline's."""
         for family in self._families:
-            family.reducer.begin(last)
+            family.reducer.begin(last, times)
 
     def reduce(self) -> None:
         """Wait for the sums, and lay hold of the rows that belong to this rank's masters."""

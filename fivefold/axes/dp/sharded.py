@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -86,7 +87,7 @@ class ShardedAxis:
         """This rank's shard of each gradient."""
         return self._gradients
 
-    def begin(self, last: bool) -> None:
+    def begin(self, last: bool, times: Mapping[str, int] | None = None) -> None:
         """Nothing: every micro-batch reduces, since whole gradients would not fit."""
 
     def reduce(self) -> None:
