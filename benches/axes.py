@@ -76,7 +76,7 @@ class Traffic(TorchDispatchMode):
             leaving = args[2] or [1] * dist.get_world_size(group)
             kept = leaving[dist.get_rank(group)]
             self.sent["all-to-all"] += first.nbytes * (sum(leaving) - kept) // max(sum(leaving), 1)
-        elif name not in ("recv_", "wait_tensor", "barrier"):
+        elif name not in ("recv_", "wait_tensor", "_wrap_tensor_autograd", "barrier"):
             raise NotImplementedError(f"bytes of {name}")
 
 
