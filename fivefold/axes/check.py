@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fivefold.axes.cp.check import check as check_context
 from fivefold.axes.pp.build import build_schedule, placement_of
+from fivefold.axes.pp.split import LayerCosts, split_layers
 from fivefold.axes.tp.plan import check_heads
 from fivefold.core.errors import LayoutError
 from fivefold.core.layout import Layout
@@ -98,3 +99,6 @@ def _check_depth(layout: Layout, config: ModelConfig) -> None:
             f"the model's {config.num_layers} layers cannot be split into {stages} pipeline stages",
             f"use at most {config.num_layers} stages (pp times the stages of a rank)",
         )
+    if layout.stage_layers is not None:
+        even = LayerCosts((1.0,) * config.num_layers)
+        split_layers(even, stages, layout.stage_layers)  # it refuses what does not add up

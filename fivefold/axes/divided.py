@@ -91,7 +91,9 @@ def divide_depth(
     if mesh is None or layout.pp == 1:
         return Depth(objective, {0: objective}, _units([objective]), cut)
     schedule = placement_of(layout)
-    layers = split_layers(estimate_costs(objective.decoder, sequence_length), schedule.stages)
+    layers = split_layers(
+        estimate_costs(objective.decoder, sequence_length), schedule.stages, layout.stage_layers
+    )
     rank, _ = mesh.place(("pp",))
     # A part that two stages compute (DualPipe's two directions) is one module where one rank has both.
     parts = {part: objective.stage(layers[part]) for part in _parts(schedule, rank)}

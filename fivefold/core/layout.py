@@ -44,12 +44,22 @@ class Layout(BaseModel):
         Field("1f1b", description="order of micro-batches in the pipeline")
     )
     virtual: int = Field(1, ge=1, description="interleaved: stages a pipeline rank holds")
+    stage_layers: tuple[int, ...] | None = Field(
+        None, description="layers of each pipeline stage, e.g. 7/8/8/7; none: by estimated cost"
+    )
     order: tuple[str, ...] = Field(
         ORDER, description="axes from outermost to innermost (ranks next to each other)"
     )
     offload: Literal["none", "optimizer", "parameters"] = Field(
         "none", description="keep optimizer state, or parameters too, in host memory"
     )
+
+    @field_validator("stage_layers", mode="before")
+    @classmethod
+    def _stage_layers(cls, value: Any) -> Any:
+        if isinstance(value, str) and not all(part.isdigit() for part in value.split("/")):
+            raise ValueError("stage_layers is numbers of layers with / between, e.g. 7/8/8/7")
+        return tuple(map(int, value.split("/"))) if isinstance(value, str) else value
 
     @field_validator("order", mode="before")
     @classmethod
@@ -97,6 +107,8 @@ class Layout(BaseModel):
         for name in ("offload", "sequence_parallel", "ulysses", "cp_kind", "schedule", "virtual"):
             if getattr(self, name) != type(self).model_fields[name].default:
                 told.append(f"{name}={getattr(self, name)}".lower())
+        if self.stage_layers is not None:
+            told.append(f"stage_layers={'/'.join(map(str, self.stage_layers))}")
         if self.order != ORDER:
             told.append(f"order={'/'.join(self.order)}")
         return ",".join(told) or "single"

@@ -95,6 +95,7 @@ def train(
     fault: str | None = None,
     options: dict[str, Any] | None = None,
     shape_of: str = "",
+    steps: int = STEPS,
 ) -> dict[str, Any]:
     """(loss, norm) of each step, each step's gradients, the final masters and moments.
 
@@ -102,11 +103,11 @@ def train(
     """
     planted = FAULTS[fault].plant() if fault else nullcontext()
     with planted:
-        return _train(layout, model, dtype, options or {}, shape_of)
+        return _train(layout, model, dtype, options or {}, shape_of, steps)
 
 
 def _train(
-    layout: str, model: str, dtype: str, options: dict[str, Any], shape_of: str
+    layout: str, model: str, dtype: str, options: dict[str, Any], shape_of: str, steps: int
 ) -> dict[str, Any]:
     moe = MOE.get(model, MoESection())
     run = Run(layout, model_config(model, shape_of or layout), dtype, moe=moe, **options)
@@ -120,7 +121,7 @@ def _train(
 
     run.axis.reduce = recorded  # type: ignore[method-assign]
     rows = []
-    for step in range(STEPS):
+    for step in range(steps):
         result = run.step(batches(step, run.rank, run.ranks, model in PACKED), LR)
         rows.append((result.loss, result.grad_norm))
     return {"rows": rows, "gradients": gradients, "state": run.state()}

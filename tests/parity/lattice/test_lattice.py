@@ -44,18 +44,26 @@ CHOSEN = [
 
 
 @cache
-def _alone(model: str, layers: int, shape_of: str, dtype: str) -> dict[str, Any]:
-    return cases.train("", model, dtype, shape_of=shape_of)
+def _alone(model: str, layers: int, shape_of: str, dtype: str, steps: int) -> dict[str, Any]:
+    return cases.train("", model, dtype, shape_of=shape_of, steps=steps)
 
 
-def alone(model: str, layout: str, dtype: str) -> dict[str, Any]:
+def alone(model: str, layout: str, dtype: str, steps: int = cases.STEPS) -> dict[str, Any]:
     """The same steps in this process."""
     layers = cases.model_config(model, layout).num_layers
-    return _alone(model, layers, "pp=8" if layers == 8 else "pp=4", dtype)
+    return _alone(model, layers, "pp=8" if layers == 8 else "pp=4", dtype, steps)
 
 
-def check(workers: GetWorkers, layout: str, model: str, dtype: str = "fp64") -> None:
-    found = workers(Layout.parse(layout).world_size).run(cases.train, layout, model, dtype)
+def check(
+    workers: GetWorkers,
+    layout: str,
+    model: str,
+    dtype: str = "fp64",
+    options: dict[str, Any] | None = None,
+) -> None:
+    found = workers(Layout.parse(layout).world_size).run(
+        cases.train, layout, model, dtype, None, options
+    )
     limits = EXACT if dtype == "fp64" else SINGLE
     for answer in found[:1]:  # whole tensors are gathered from all ranks
         errors = cases.errors(answer, alone(model, layout, dtype))
@@ -82,6 +90,20 @@ def test_drawn_layouts(workers: GetWorkers, model: str, ranks: int, seed: int) -
     check(workers, random.Random(seed).choice(fitting), model)
 
 
+@pytest.mark.parametrize(
+    ("model", "layout", "recompute"),
+    [
+        ("dense", "tp=2,cp=2", "full"),
+        ("moe", "pp=2,dp_shard=2,ep=2,zero=1,schedule=zb-h1,stage_layers=1/3", "full"),
+        ("mla", "dp_shard=2,tp=2,ep=2,zero=3", "selective"),
+        ("tied", "pp=2,cp=2,zero=3,cp_kind=gather", "selective"),
+    ],
+)
+def test_with_recomputation(workers: GetWorkers, model: str, layout: str, recompute: str) -> None:
+    """Collectives run again in backward, on every rank in the same order."""
+    check(workers, layout, model, options={"recompute": recompute})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -100,5 +122,8 @@ def test_planted_faults_show(workers: GetWorkers, fault: str) -> None:
     """Each is caught by the check above, by more than a hundred times its limit."""
     planted = FAULTS[fault]
     ranks = Layout.parse(planted.layout).world_size
-    answer = workers(ranks).run(cases.train, planted.layout, planted.model, "fp64", fault)[0]
-    assert max(cases.errors(answer, alone(planted.model, planted.layout, "fp64")).values()) > 1e-8
+    answer = workers(ranks).run(
+        cases.train, planted.layout, planted.model, "fp64", fault, None, "", 1
+    )[0]
+    wanted = alone(planted.model, planted.layout, "fp64", 1)
+    assert max(cases.errors(answer, wanted).values()) > 1e-8

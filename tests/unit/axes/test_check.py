@@ -22,6 +22,8 @@ from tests.parity.lattice.cases import model_config
         ("moe", "tp=2,sequence_parallel=false", "experts with tp=2 need sequence_parallel", "true"),
         ("dense", "pp=5", "4 layers cannot be split into 5 pipeline stages", "at most 4"),
         ("dense", "pp=4,schedule=interleaved,virtual=2", "4 layers cannot be split into 8", "4"),
+        ("dense", "pp=2,stage_layers=1/1/2", "has 3 stages, the pipeline 2", "give 2 numbers"),
+        ("dense", "pp=2,stage_layers=1/2", "is no split of 4 layers", "add up to 4"),
         ("dense", "tp=2", "sequences of 25 tokens do not divide over tp=2", "sequence_length=24"),
         ("dense", "cp=16", "cp=16 cuts a sequence into 32 chunks", "cp=12"),
         ("dense", "cp=4,ulysses=3", "ulysses=3 does not divide cp=4", "ulysses=1, 2, 4"),
@@ -47,6 +49,7 @@ def test_words_of_a_layout_are_checked(text: str) -> None:
 
 def test_a_layout_reads_what_it_writes() -> None:
     layout = Layout.parse(
-        "dp_shard=2,tp=2,cp=2,zero=1,ulysses=2,cp_kind=gather,order=cp/tp/pp/dp_shard/dp_replicate"
+        "dp_shard=2,tp=2,cp=2,zero=1,ulysses=2,cp_kind=gather,pp=2,stage_layers=3/1,"
+        "order=cp/tp/pp/dp_shard/dp_replicate"
     )
     assert Layout.parse(str(layout)) == layout
