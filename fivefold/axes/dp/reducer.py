@@ -29,6 +29,7 @@ class Progress:
     works: list[dist.Work] = field(default_factory=list)
     rounds: Rounds = field(default_factory=lambda: iter(()))
     wire: Tensor | None = None
+    sent: Tensor | None = None  # must live until it is
 
 
 class Reducer:
@@ -248,7 +249,7 @@ class ScatterReducer(Reducer):
         progress.works = [
             dist.reduce_scatter_single(progress.wire, full, group=self.groups.shard, async_op=True)
         ]
-        self._full[index] = None
+        self._full[index], progress.sent = None, full
 
     def received(self, index: int, progress: Progress) -> None:
         """Accumulate the summed rows."""
@@ -256,7 +257,7 @@ class ScatterReducer(Reducer):
         if self.groups.replicate is not None:
             dist.all_reduce(progress.wire, group=self.groups.replicate)
         self._shards[index] += progress.wire
-        progress.wire = None
+        progress.wire = progress.sent = None
 
     def zero(self) -> None:
         """Zeros, in place; whole gradients are gone already."""

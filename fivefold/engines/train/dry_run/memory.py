@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 
@@ -34,7 +35,10 @@ class MemoryLog:
 
     def number(self, tensor: Tensor) -> int | None:
         """Which storage a tensor lies in; None for one without memory."""
-        tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
+        if isinstance(tensor, AsyncCollectiveTensor):
+            tensor = tensor.elem
         if tensor.device.type == "meta" or tensor.layout != torch.strided:
             return None
         storage = tensor.untyped_storage()

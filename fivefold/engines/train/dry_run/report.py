@@ -51,12 +51,9 @@ def _memory(account: Account) -> Table:
 
 
 def _collectives(account: Account) -> Table:
-    table = Table("collective", "axis", "ranks", "count", "bytes", "size", "sent")
+    table = Table("collective", "axis", "ranks", "count", "bytes", "sent")
     for column in table.columns[2:]:
         column.justify = "right"
     for c in account.collectives:
-        table.add_row(
-            c.kind, c.axis, f"{c.ranks:,}", f"{c.count:,}", f"{c.bytes:,}", size(c.bytes),
-            size(c.sent),
-        )  # fmt: skip
+        table.add_row(c.kind, c.axis, f"{c.ranks:,}", f"{c.count:,}", size(c.bytes), size(c.sent))
     return table

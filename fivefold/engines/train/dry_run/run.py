@@ -9,7 +9,6 @@ import torch
 
 from fivefold.axes.apply import apply
 from fivefold.axes.ep.dispatch import AllToAllDispatch, EvenAllToAllDispatch
-from fivefold.axes.parallel import ParallelModel
 from fivefold.core.config import RunConfig
 from fivefold.core.errors import ConfigError
 from fivefold.core.layout import Layout
@@ -61,19 +60,26 @@ def one_of_each_stage(layout: Layout) -> list[int]:
 def _account(config: RunConfig, model_config: ModelConfig, rank: int) -> Account:
     with fake_world(config.layout, rank) as process:
         return measure(
-            lambda: _build(config, model_config, process),
+            # Not from the meta device: `to_empty` cannot swap fake parameters.
+            lambda: _evenly_loaded(build(config, model_config, process, process.device)),
             _batches(config),
             process.mesh,
             config.optimizer.lr,
         )
 
 
-def _build(config: RunConfig, model_config: ModelConfig, process: Process) -> Built:
-    """As `run.build_trainer` does, less compilation, which changes no number but the temporaries'."""
+def build(
+    config: RunConfig, model_config: ModelConfig, process: Process, device: torch.device
+) -> Built:
+    """As `engines.train.run.build_trainer` and the trainer do, from a decoder on `device`.
+
+    Less compilation, which changes no number but those of temporaries.
+    """
     objective = Objective(
-        # Not on the meta device: there to_empty cannot swap fake parameters.
-        Decoder(model_config), z_loss=config.train.z_loss, chunk=config.train.loss_chunk
-    )  # fmt: skip
+        Decoder(model_config, device=device),
+        z_loss=config.train.z_loss,
+        chunk=config.train.loss_chunk,
+    )
     model = apply(
         objective,
         layout=config.layout,
@@ -86,7 +92,6 @@ def _build(config: RunConfig, model_config: ModelConfig, process: Process) -> Bu
         communication=config.communication,
         device=process.device,
     )
-    _spread_evenly(model)
     optimizer = MasterOptimizer(model.masters(), model.gradients, config.optimizer)
     fp16 = config.precision.dtype == "fp16"
     scaler = DynamicLossScaler(config.precision.loss_scale) if fp16 else None
@@ -105,13 +110,14 @@ def _batches(config: RunConfig) -> list[Batch]:
     ]
 
 
-def _spread_evenly(model: ParallelModel) -> None:
-    """How many rows go to which expert is the one thing that depends on values: assume even load."""
-    for module in model.module.modules():
+def _evenly_loaded(built: Built) -> Built:
+    """How many rows go to which rank is the one thing that depends on values: assume even load."""
+    for module in built.model.module.modules():
         if isinstance(module, MixtureOfExperts) and isinstance(module.dispatcher, AllToAllDispatch):
             module.dispatcher = EvenAllToAllDispatch(
                 module.dispatcher.group, module.dispatcher.experts
             )
+    return built
 
 
 def _check_experts(config: RunConfig, model_config: ModelConfig) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives  # defines its operators
 from torch import Tensor
 from torch.distributed._tools.fake_collectives import CollectiveOp
 from torch.utils._pytree import tree_leaves
@@ -30,7 +31,7 @@ KINDS: dict[Any, tuple[str, int | None]] = {
     _functional.reduce_scatter_tensor.default: ("reduce-scatter", 0),
     _functional.all_to_all_single.default: ("all-to-all", 0),
 }
-SILENT = {_functional.wait_tensor.default}
+SILENT = {_functional.wait_tensor.default, _functional._wrap_tensor_autograd.default}
 NAMESPACES = ("c10d", "_c10d_functional")
 EXPERT_NAMES = {EXPERT: "ep", EXPERT_STATE: "expert_shard", EXPERT_DATA: "expert_data"}
 
