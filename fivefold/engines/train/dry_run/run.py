@@ -104,10 +104,11 @@ def _batches(config: RunConfig) -> list[Batch]:
     train, length = config.train, config.data.sequence_length
     shape = (train.micro_batch, length)
     count = train.global_batch // (train.micro_batch * config.layout.dp)
-    return [
-        Batch(*(torch.zeros(shape, dtype=torch.int64) for _ in range(3)), None)
-        for _ in range(count)
-    ]
+    found = []
+    for _ in range(count):
+        tokens, labels, positions = (torch.zeros(shape, dtype=torch.int64) for _ in range(3))
+        found.append(Batch(tokens, labels, positions, None))
+    return found
 
 
 def _evenly_loaded(built: Built) -> Built:
