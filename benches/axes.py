@@ -249,8 +249,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             for layout in chosen:
                 row: dict[str, Any] = {"layout": layout, "compiled": compiled}
                 ranks = Layout.parse(layout).world_size
-                team = teams.setdefault(ranks, None) or Ranks(ranks)
-                teams[ranks] = team
+                team = teams[ranks] = teams.get(ranks) or Ranks(ranks)
                 try:
                     warm(team, layout, *words)
                     row |= compare(teams[1], team, arguments.rounds)
@@ -258,7 +257,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                         row |= bytes_moved(team, layout, shape, arguments.sequence)
                 except RuntimeError as error:
                     row["fails"] = error.args[0]
-                    teams[ranks] = None  # ranks may wait for each other for ever: others take over
+                    del teams[ranks]  # they may wait for each other for ever: others take over
                 rows.append(row)
                 if not arguments.json:
                     print(line(row), flush=True)
