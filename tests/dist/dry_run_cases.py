@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fivefold.axes.ep.dispatch import EvenAllToAllDispatch
 from fivefold.core.config import RunConfig
 from fivefold.core.environment import Ranks
 from fivefold.core.resolve import build as configuration
 from fivefold.engines.train.data.batch import Batch
 from fivefold.engines.train.dry_run.measure import Built, measure
+from fivefold.engines.train.dry_run.memory import MemoryLog
 from fivefold.engines.train.dry_run.run import build, dry_run
+from fivefold.engines.train.dry_run.traffic import Traffic
 from fivefold.engines.train.process import Process
 from fivefold.engines.train.run import check_run
 from fivefold.kernels import dispatch
@@ -80,11 +84,36 @@ def real(values: dict[str, Any], steps: int = 1) -> dict[str, Any]:
         return measure(built, batches(config), mesh, 1e-3).as_dict()
 
 
-def fake(values: dict[str, Any], ranks: list[int]) -> list[dict[str, Any]]:
+def fake(
+    values: dict[str, Any], ranks: list[int], fault: str | None = None
+) -> list[dict[str, Any]]:
     """The same of some ranks, in a process without any."""
+    if fault is not None:
+        with FAULTS[fault]():
+            return fake(values, ranks)
     if dist.is_initialized():  # an offloading run of one rank left its group
         dist.destroy_process_group()
     return [account.as_dict() for account in dry_run(configuration(values), ranks)]
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "freed parameters stay": lambda: patch.object(MemoryLog, "watching_resizes", nullcontext),
+    "all rows go to one rank": lambda: patch.object(
+        EvenAllToAllDispatch, "_sizes", lambda self, rows, *_: _to_first(self, rows)
+    ),
+    "sums are not seen": lambda: patch.object(Traffic, "see", _unseen_sums(Traffic.see)),
+}
+
+
+def _to_first(dispatch: EvenAllToAllDispatch, rows: int) -> tuple[list[int], list[int]]:
+    here = rows if dist.get_rank(dispatch.group) == 0 else 0
+    return [rows] + [0] * (dispatch.ranks - 1), [here] * dispatch.ranks
+
+
+def _unseen_sums(see: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, operator, *rest: (
+        None if "allreduce" in str(operator) else see(self, operator, *rest)
+    )
 
 
 def in_turn(experts: int) -> Any:

@@ -21,26 +21,30 @@ EACH_LAYER = (
 )
 PARAMETERS = int(LAYERS * EACH_LAYER + HIDDEN * DENSE["vocab_size"] + HIDDEN) * ELEMENT
 HIDDEN_STATES = ROWS * SEQUENCE * HIDDEN * ELEMENT  # [B,S,D] of a micro-batch
+SLOW = pytest.mark.slow
 CASES = [
     ("dense", "dp_shard=4,zero=1", {}),
-    ("dense", "dp_shard=4,zero=2", {}),
+    pytest.param("dense", "dp_shard=4,zero=2", {}, marks=SLOW),
     ("dense", "dp_shard=4,zero=3", {}),
-    ("dense", "dp_replicate=2,dp_shard=2", {}),
-    ("dense", "dp_replicate=4", {}),
+    pytest.param("dense", "dp_replicate=2,dp_shard=2", {}, marks=SLOW),
+    pytest.param("dense", "dp_replicate=4", {}, marks=SLOW),
     ("dense", "tp=4", {}),
     ("dense", "tp=4,sequence_parallel=false", {}),
-    ("dense", "pp=4", {}),
+    pytest.param("dense", "pp=4", {}, marks=SLOW),
     ("dense", "cp=4", {}),
-    ("dense", "cp=4,ulysses=2,cp_kind=gather", {}),
-    ("dense", "tp=2,dp_shard=2", {"precision": {"dtype": "bf16"}}),
+    pytest.param("dense", "cp=4,ulysses=2,cp_kind=gather", {}, marks=SLOW),
+    pytest.param("dense", "tp=2,dp_shard=2", {"precision": {"dtype": "bf16"}}, marks=SLOW),
     ("dense", "dp_shard=2,cp=2,zero=1", {"precision": {"dtype": "bf16"}}),
-    ("dense", "pp=2,dp_shard=2,schedule=interleaved,virtual=2", {"train": {"recompute": "full"}}),
+    pytest.param(
+        "dense", "pp=2,dp_shard=2,schedule=interleaved,virtual=2",
+        {"train": {"recompute": "full"}}, marks=SLOW,
+    ),
     ("dense", "pp=2,tp=2,schedule=zb-h1", {}),
-    ("sparse", "dp_shard=4,ep=4", {}),
-    ("sparse", "dp_shard=4,ep=2", {"precision": {"dtype": "bf16"}}),
+    pytest.param("sparse", "dp_shard=4,ep=4", {}, marks=SLOW),
+    pytest.param("sparse", "dp_shard=4,ep=2", {"precision": {"dtype": "bf16"}}, marks=SLOW),
     ("sparse", "tp=2,dp_shard=2,ep=4,zero=1", {}),
     ("sparse", "pp=2,dp_shard=2,ep=2", {"train": {"recompute": "full"}}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("model", "layout", "options"), CASES)
@@ -53,6 +57,24 @@ def test_a_dry_run_tells_what_ranks_hold_and_move(
     for rank, dry in zip(ranks, workers(1).run(fake, given, ranks)[0], strict=True):
         # Gloo's threads let go of a bucket some time after it was waited for.
         assert_same(dry, found[rank], slack=PARAMETERS if "zero=2" in layout else 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "model", "layout"),
+    [
+        ("freed parameters stay", "dense", "dp_shard=4,zero=3"),
+        ("all rows go to one rank", "sparse", "dp_shard=4,ep=4"),
+        ("sums are not seen", "dense", "dp_replicate=4"),
+    ],
+)
+def test_a_planted_fault_is_caught(
+    workers: GetWorkers, fault: str, model: str, layout: str
+) -> None:
+    given = values(model, parse_assignments(layout))
+    wanted = workers(4).run(real, given)[3]
+    (dry,) = workers(1).run(fake, given, [3], fault)[0]
+    with pytest.raises(AssertionError):
+        assert_same(dry, wanted)
 
 
 def test_later_steps_move_what_the_first_one_does(workers: GetWorkers) -> None:
