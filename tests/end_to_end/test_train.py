@@ -57,7 +57,9 @@ def test_killed_and_restarted_it_gives_the_same_bits(
     assert runs.losses(tmp_path / "run") == runs.losses(straight)
 
 
-@pytest.mark.parametrize("layout", ["dp_shard=2,zero=2", "dp_shard=2,zero=3", "tp=2", "pp=2,schedule=zb-h1"])
+@pytest.mark.parametrize(
+    "layout", ["dp_shard=2,zero=2", "dp_shard=2,zero=3", "tp=2", "pp=2,schedule=zb-h1"]
+)
 def test_two_ranks_killed_and_restarted(texts: Path, tmp_path: Path, layout: str) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     runs.run(*runs.train_arguments(whole, texts, "train.steps=10", nproc=2, layout=layout))
@@ -166,7 +168,10 @@ def test_a_run_directory_with_another_configuration(
         (["--layout", "dp_shard=2"], "needs 2 ranks, but 1 were started; start it with --nproc 2"),
         (["--layout", "dp_shard=2", "--nproc", "4"], "needs 2 ranks, but 4 were started"),
         (["--set", "train.stepz=2"], "did you mean 'train.steps'"),
-        (["--layout", "tp=4", "--nproc", "4"], "tp=4 does not divide the model's 6 attention heads"),
+        (
+            ["--layout", "tp=4", "--nproc", "4"],
+            "tp=4 does not divide the model's 6 attention heads",
+        ),
         (["--layout", "pp=7", "--nproc", "7"], "6 layers cannot be split into 7 pipeline stages"),
         (["--set", "data.tokenizer=bpe:9000"], "vocab_size"),
         (["--set", "data.sources=/does/not/exist"], "/does/not/exist"),

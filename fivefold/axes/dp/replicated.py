@@ -67,7 +67,14 @@ class ReplicatedAxis:
         for _, parameter in named:  # buffers, of routers, stay fp32
             parameter.data = parameter.data.to(dtype)
         self._families = [
-            _family(part, groups, bucket_bytes, layout.zero == 2 and layout.shards > 1, wire_dtype, compress)
+            _family(
+                part,
+                groups,
+                bucket_bytes,
+                layout.zero == 2 and layout.shards > 1,
+                wire_dtype,
+                compress,
+            )
             for groups, part in (
                 (self._dense, [(n, p) for n, p in named if not is_expert(n)]),
                 (self._expert, [(n, p) for n, p in named if is_expert(n)]),
