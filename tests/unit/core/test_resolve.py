@@ -50,7 +50,10 @@ def test_a_model_named_by_set_replaces_the_recipes_own() -> None:
         (["optimiser.lr=3"], "unknown key optimiser; did you mean 'optimizer'?"),
         (["train.steps=abc"], "train.steps: input should be a valid integer"),
         (["train.steps=-1"], "train.steps: input should be greater than or equal to 1"),
-        (["precision.dtype=int8"], "precision.dtype: input should be 'fp32', 'bf16', 'fp16' or 'fp64'"),
+        (
+            ["precision.dtype=int8"],
+            "precision.dtype: input should be 'fp32', 'bf16', 'fp16' or 'fp64'",
+        ),
         (["train.global_batch=7"], "train.global_batch=7 is not a multiple of"),
         (["data.sources=[{pth: x}]"], "unknown key data.sources.0.pth; did you mean"),
         (["model.source=a"], "model: give exactly one of"),
