@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sysconfig
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.axes.pp.record import from_numbers
 from tests.end_to_end import runs
 
 
@@ -68,6 +70,10 @@ def test_two_ranks_killed_and_restarted(texts: Path, tmp_path: Path, layout: str
     assert runs.kill_when(arguments, lambda: len(runs.metrics(broken)) >= 6)
     runs.run(*arguments)
     assert runs.losses(broken) == runs.losses(whole)
+    if "pp" in layout:  # the second step's times, which `fivefold plan schedule --measured` draws
+        measured = from_numbers(json.loads((whole / "pipeline.json").read_text()))
+        assert measured.schedule.name == "zb-h1"
+        assert {span.rank for span in measured.spans} == {0, 1}
 
 
 def test_the_layout_may_change_between_starts(straight: Path, texts: Path, tmp_path: Path) -> None:
