@@ -45,9 +45,10 @@ decoder = load_decoder(path, dtype)
 total = sum(p.double().sum().item() for p in decoder.parameters() if p.ndim < 2)
 for p in decoder.parameters():
     p.view(-1)[:: 512].abs().max()  # touches every page
+held = kilobytes("VmRSS")  # before the peak: reading takes a page itself
 print(json.dumps({
     "peak": (kilobytes("VmHWM") - before) / 1024,
-    "held": (kilobytes("VmRSS") - before) / 1024,
+    "held": (held - before) / 1024,
     "size": sum(p.nbytes for p in decoder.parameters()) / 2**20,
     "largest": max(p.nbytes for p in decoder.parameters()) / 2**20,
     "meta": any(p.is_meta for p in decoder.parameters()),
