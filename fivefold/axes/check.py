@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fivefold.axes.cp.check import check as check_context
 from fivefold.axes.pp.build import build_schedule, placement_of
 from fivefold.axes.pp.split import LayerCosts, split_layers
@@ -84,6 +86,13 @@ def check_model(layout: Layout, config: ModelConfig, sequence_length: int | None
         raise LayoutError(
             f"layout ep={layout.ep} does not divide the model's {experts} experts",
             "use ep=1" if not experts else f"use a divisor of {experts}",
+        )
+    multiple = layout.cp * math.lcm(2, layout.tp)
+    if experts and layout.cp > 1 and sequence_length and sequence_length % multiple:
+        raise LayoutError(
+            f"cp={layout.cp} would pad sequences of {sequence_length} tokens to a multiple of "
+            f"{multiple}, and padding would count as load of the experts",
+            f"use data.sequence_length={sequence_length // multiple * multiple or multiple}",
         )
     if experts and layout.tp > 1 and not layout.sequence_parallel:
         raise LayoutError(

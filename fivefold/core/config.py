@@ -55,7 +55,7 @@ class TrainSection(Section):
     deterministic: bool = Field(True, description="same run, same bits")
     clip_norm: float | None = Field(1.0, gt=0, description="global gradient norm limit; null: none")
     z_loss: float = Field(0.0, ge=0, description="weight of log(Z)^2 in the loss")
-    loss_chunk: int = Field(512, ge=1, description="tokens whose logits exist at one time")
+    loss_chunk: int = Field(256, ge=1, description="tokens whose logits exist at one time")
     recompute: Literal["none", "selective", "full"] = Field(
         "none", description="activation checkpointing"
     )

@@ -41,7 +41,7 @@ class Objective(nn.Module):
         decoder: Decoder,
         *,
         z_loss: float = 0.0,
-        chunk: int = 512,
+        chunk: int = 256,
         attend: Attend = whole_sequences,
         cross_entropy: Callable[..., Tensor] = whole_vocabulary,
     ) -> None:

@@ -86,8 +86,13 @@ def check_heads(config: ModelConfig, ranks: int) -> None:
             "neither divides the other",
             f"use tp={_divisor(kv_heads, ranks)}",
         )
-    for what, size in (("columns", config.intermediate_size), ("tokens", config.vocab_size)):
-        if size < ranks * (ranks - 1):
+    shared = 0 if config.moe is None else config.moe.shared_size
+    for what, size in (
+        ("columns", config.intermediate_size),
+        ("columns of shared experts", shared),
+        ("tokens", config.vocab_size),
+    ):
+        if size and -(-size // ranks) * (ranks - 1) >= size:  # as torch.chunk divides
             raise LayoutError(
                 f"layout tp={ranks} leaves ranks without any of the model's {size} {what}",
                 "use a smaller tp",

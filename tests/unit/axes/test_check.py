@@ -20,6 +20,8 @@ from tests.parity.lattice.cases import model_config
         ("moe", "ep=3,dp_shard=3", "ep=3 does not divide the model's 8 experts", "a divisor of 8"),
         ("moe", "ep=2", "ep=2 does not divide the 1 ranks", "use ep=1"),
         ("moe", "tp=2,sequence_parallel=false", "experts with tp=2 need sequence_parallel", "true"),
+        ("moe", "cp=2", "cp=2 would pad sequences of 25 tokens to a multiple of 4", "length=24"),
+        ("moe", "tp=8", "any of the model's 20 columns of shared experts", "a smaller tp"),
         ("dense", "pp=5", "4 layers cannot be split into 5 pipeline stages", "at most 4"),
         ("dense", "pp=4,schedule=interleaved,virtual=2", "4 layers cannot be split into 8", "4"),
         ("dense", "pp=2,stage_layers=1/1/2", "has 3 stages, the pipeline 2", "give 2 numbers"),
