@@ -7,6 +7,7 @@ compute format, so that accumulation over micro-batches loses nothing.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +33,7 @@ class Progress:
     sent: Tensor | None = None  # must live until it is
 
 
-class Reducer:
+class Reducer(ABC):
     """Notices when a bucket's gradients are complete and sends it off.
 
     Collectives start in the buckets' order on every rank, whatever the order in which gradients
@@ -69,29 +70,29 @@ class Reducer:
         self._flush()
         self._settle()
 
+    @abstractmethod
     def sends(self, last: bool) -> bool:
         """Whether this micro-batch's gradients are communicated."""
-        raise NotImplementedError
 
+    @abstractmethod
     def collect(self, index: int, place: int, parameter: Tensor) -> None:
         """Take over `parameter.grad`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send(self, index: int, progress: Progress) -> None:
         """Start the bucket's collectives."""
-        raise NotImplementedError
 
+    @abstractmethod
     def received(self, index: int, progress: Progress) -> None:
         """Take what the collectives gave, and start those of the next round if there is one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gradients(self) -> dict[str, Tensor]:
         """fp32 gradients by name, whole or this rank's rows; valid after `finish`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def zero(self) -> None:
         """Forget all gradients."""
-        raise NotImplementedError
 
     def state(self) -> dict[str, Tensor]:
         """What this rank carries over from step to step; see `Compressor.state`."""

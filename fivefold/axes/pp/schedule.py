@@ -48,11 +48,6 @@ class Schedule:
         """The micro-batches that pass through `stage`."""
         return range(stage // self.stages, self.microbatches, self.directions)
 
-    @property
-    def splits_backward(self) -> bool:
-        """Whether weight gradients are postponed anywhere."""
-        return any(action.kind == "W" for order in self.orders for action in order)
-
     def made_by(self, action: Action) -> Value:
         """The value that others may wait for once `action` is done."""
         made = {"F": "hidden", "B": "gradient", "I": "gradient", "W": "weights"}[action.kind]
