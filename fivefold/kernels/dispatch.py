@@ -1,8 +1,96 @@
-"""The one dispatch rule: which implementation of an operator runs where."""
+"""The one dispatch rule: which implementation of an operator runs where.
+
+Every operator has three twins: plain torch (the reference), native C++ on CPUs (`cpu/`) and Triton
+on GPUs (`triton/`). Which one computes is decided here by device, number format, what was compiled
+and the policy. The policy is `fast` (whatever measured fastest), or `deterministic`: for every
+operator the implementation whose result for a row depends on that row alone, bit for bit.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
+
+from fivefold.kernels import triton
+from fivefold.kernels.cpu import library
+
+Implementation = Literal["torch", "native", "triton"]
+
+# Products of matrices, for which torch has libraries of its own to compare with.
+PRODUCTS = frozenset({"linear", "grouped_linear"})
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What computes, and why it and no other."""
+
+    implementation: Implementation
+    why: str
+
+
+class _Policy:
+    """Shared by all threads: backward passes of GPU tensors run on threads of autograd's own."""
+
+    deterministic = False
+
+
+def is_deterministic() -> bool:
+    """Whether results of a row must not depend on what else is computed beside it."""
+    return _Policy.deterministic
+
+
+def set_deterministic(on: bool) -> None:
+    """Choose the policy of this process from here on."""
+    _Policy.deterministic = on
+
+
+@contextmanager
+def deterministic(on: bool = True) -> Iterator[None]:
+    """The policy within a `with`; back to the former one after it."""
+    before = _Policy.deterministic
+    set_deterministic(on)
+    try:
+        yield
+    finally:
+        set_deterministic(before)
+
+
+def choose(op: str, device: str, dtype: torch.dtype) -> Choice:
+    """The implementation of `op` for operands of `dtype` on a device type."""
+    return _choose(op, device, dtype, _Policy.deterministic)
+
+
+def is_native(op: str, device: str, dtype: torch.dtype) -> bool:
+    """Whether the C++ kernel of `op` takes it."""
+    return _choose(op, device, dtype, _Policy.deterministic).implementation == "native"
+
+
+@functools.cache
+def _choose(op: str, device: str, dtype: torch.dtype, invariant: bool) -> Choice:
+    if dtype not in library.FORMATS:
+        return Choice("torch", f"{dtype}: only the reference has it")
+    if device == "cuda":
+        return _on_gpu(op, invariant)
+    if device != "cpu":
+        return Choice("torch", f"no kernels for {device}")
+    if op in PRODUCTS and not invariant and low_precision_gemm_is_native(device, dtype):
+        return Choice("torch", f"fast: the BLAS has {dtype} products")
+    if library.is_available():
+        return Choice("native", "C++ compiled for this CPU")
+    return Choice("torch", f"no native kernels: {'; '.join(library.FALLBACKS)}")
+
+
+def _on_gpu(op: str, invariant: bool) -> Choice:
+    if op in PRODUCTS and not invariant:
+        return Choice("torch", "fast: cuBLAS")
+    if triton.is_available():
+        return Choice("triton", "Triton is installed")
+    return Choice("torch", "Triton is not installed")
 
 
 def _native_on_cpu() -> frozenset[torch.dtype]:
