@@ -22,7 +22,8 @@ constexpr long CHAIN = 256;
 
 // R rows times P neighbouring panels. Panels lie `panel_stride` elements apart, k steps WIDE.
 // `c` is [R][P * WIDE] with rows `c_stride` apart, added to when `resume`. A k of 0 gives zeros.
-template <int R, int P, class T>
+// Rows of an unpacked left operand lie A_ROW apart, with an a_step of 1 (attention's weights).
+template <int R, int P, class T, int A_ROW = 1>
 inline void multiply(const float* a, int a_step, const T* b, long panel_stride, long k, float* c,
                      long c_stride, bool resume) {
   do {
@@ -34,7 +35,7 @@ inline void multiply(const float* a, int a_step, const T* b, long panel_stride, 
       for (int p = 0; p < 2 * P; ++p) right[p] = load(b + (p / 2) * panel_stride + (p % 2) * LANES);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const vf left = splat(a[r]);
+        const vf left = splat(a[r * A_ROW]);
 #pragma GCC unroll 16
         for (int p = 0; p < 2 * P; ++p) total[r][p] += left * right[p];
       }
@@ -52,13 +53,13 @@ inline void multiply(const float* a, int a_step, const T* b, long panel_stride, 
 }
 
 // The same for a number of rows known only now, one panel: each count has a kernel of its own.
-template <class T>
+template <class T, int A_ROW = 1>
 inline void multiply_rows(int rows, const float* a, int a_step, const T* b, long k, float* c,
                           long c_stride, bool resume) {
   switch (rows) {
 #define FIVEFOLD_CASE(R) \
   case R:                \
-    return multiply<R, 1, T>(a, a_step, b, 0, k, c, c_stride, resume);
+    return multiply<R, 1, T, A_ROW>(a, a_step, b, 0, k, c, c_stride, resume);
     FIVEFOLD_CASE(1)
     FIVEFOLD_CASE(2)
     FIVEFOLD_CASE(3)
