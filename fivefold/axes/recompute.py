@@ -10,14 +10,16 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from fivefold.kernels import grouped_linear  # noqa: F401  makes the operator
+from fivefold.kernels.grouped_linear import GROUPED_MULTIPLY
+from fivefold.kernels.multiply import MULTIPLY
 
 # Results of these are kept under `selective`: dear to compute, and everything else is cheap.
 KEPT = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
-    torch.ops.fivefold.grouped_multiply.default,
+    MULTIPLY,
+    GROUPED_MULTIPLY,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,

@@ -37,6 +37,7 @@ class _Policy:
     """Shared by all threads: backward passes of GPU tensors run on threads of autograd's own."""
 
     deterministic = False
+    only: Implementation | None = None
 
 
 def is_deterministic() -> bool:
@@ -60,20 +61,38 @@ def deterministic(on: bool = True) -> Iterator[None]:
         set_deterministic(before)
 
 
+@contextmanager
+def only(implementation: Implementation | None) -> Iterator[None]:
+    """One implementation within a `with`, where it can be had: to compare and to measure."""
+    before = _Policy.only
+    _Policy.only = implementation
+    try:
+        yield
+    finally:
+        _Policy.only = before
+
+
+@torch.compiler.assume_constant_result
 def choose(op: str, device: str, dtype: torch.dtype) -> Choice:
     """The implementation of `op` for operands of `dtype` on a device type."""
-    return _choose(op, device, dtype, _Policy.deterministic)
+    return _choose(op, device, dtype, _Policy.deterministic, _Policy.only)
 
 
 def is_native(op: str, device: str, dtype: torch.dtype) -> bool:
     """Whether the C++ kernel of `op` takes it."""
-    return _choose(op, device, dtype, _Policy.deterministic).implementation == "native"
+    return choose(op, device, dtype).implementation == "native"
 
 
 @functools.cache
-def _choose(op: str, device: str, dtype: torch.dtype, invariant: bool) -> Choice:
+def _choose(
+    op: str, device: str, dtype: torch.dtype, invariant: bool, asked: Implementation | None
+) -> Choice:
     if dtype not in library.FORMATS:
         return Choice("torch", f"{dtype}: only the reference has it")
+    if asked == "torch":
+        return Choice("torch", "asked for")
+    if asked == "native" and device == "cpu" and library.is_available():
+        return Choice("native", "asked for")
     if device == "cuda":
         return _on_gpu(op, invariant)
     if device != "cpu":

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fivefold.kernels import dispatch, operator
+from fivefold.kernels.cpu import rope as native
+
 
 class Scaling(Protocol):
     """What this module needs to know; `model.config.RopeConfig` is one."""
@@ -97,11 +100,12 @@ def inverse_frequencies(
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the halves of each head of x [B,S,H,E] by the angles of its position [B,S,F]."""
-    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
-    if not torch.is_grad_enabled():
-        return _turn(x, cos, sin)
-    return _Rotate.apply(x, cos, sin)
+    """Rotate the halves of each head of x [B,S,H,E] by the angles of its position [B or 1,S,F].
+
+    Computed in fp32 (fp64 for fp64 inputs) and rounded once. Raises `KernelError` for tables of
+    other positions or dims.
+    """
+    return _turn(x, cos, sin, False)
 
 
 def apply_rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -149,24 +153,36 @@ def _yarn(periods: Tensor, scaling: Scaling, head_dim: int, original: int) -> Te
     return interpolated / (scaling.factor * periods) + (1 - interpolated) / periods
 
 
-class _Rotate(torch.autograd.Function):
-    """Linear in x, so backward is the rotation by the opposite angle and keeps only the tables."""
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
+    native.check_tables(x, cos, sin)
+    match dispatch.choose("rope", x.device.type, x.dtype).implementation:
+        case "native":
+            return native.rotate(x, cos, sin, back)
+        case "triton":
+            from fivefold.kernels.triton import rope as gpu
 
-    @staticmethod
-    def forward(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return _turn(x, cos, sin)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin = ctx.saved_tensors
-        return _turn(grads[0], cos, -sin), None, None
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            return gpu.rotate(x, cos, -sin if back else sin)
+    cos, sin = cos.unsqueeze(2), (-sin if back else sin).unsqueeze(2)
     first, second = (x if x.dtype == torch.float64 else x.float()).chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.to(x.dtype)
+    return turned.to(x.dtype).contiguous()
+
+
+_turn = operator.define(
+    "rotate(Tensor x, Tensor cos, Tensor sin, bool back) -> Tensor",
+    _rotate,
+    lambda x, cos, sin, back: x.new_empty(x.shape),
+)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, cos, sin, ctx.back = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Linear in x, so backward turns the other way and keeps only the tables."""
+    return _turn(grad, *ctx.saved_tensors, not ctx.back), None, None, None
+
+
+operator.differentiate("rotate", _differentiate, _keep)

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fivefold.kernels.dispatch import low_precision_gemm_is_native
-from fivefold.kernels.linear import linear
+from fivefold.kernels.linear import is_blas, linear
+from fivefold.kernels.multiply import multiply
 from fivefold.model.projection import Projection
 
 Operands = tuple[Tensor, Tensor]  # input [..., I] and gradient of the output [..., O]
@@ -69,9 +69,9 @@ class WeightGradients:
 def weight_gradient(x: Tensor, grad: Tensor) -> Tensor:
     """[O, I] from the input [..., I] and the gradient of the output [..., O], in its format."""
     rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
-    if low_precision_gemm_is_native(x.device.type, x.dtype):
+    if is_blas(x):
         return rows.mT @ inputs
-    return (rows.float().mT @ inputs.float()).to(x.dtype)
+    return multiply(rows.mT, inputs)
 
 
 def bias_gradient(grad: Tensor) -> Tensor:

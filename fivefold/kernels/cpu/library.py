@@ -10,6 +10,7 @@ import ctypes
 import functools
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +26,18 @@ class KernelError(FivefoldError):
     """Operands that a native kernel does not take."""
 
 
+class _Place:
+    """A library to take in place of one compiled here."""
+
+    path: Path | None = None
+
+
 @functools.cache
 def load() -> ctypes.CDLL | None:
     """The library, compiled if need be; None, with one warning that says why, where it cannot be."""
     if not FALLBACKS:
         try:
-            return ctypes.CDLL(str(build()))
+            return ctypes.CDLL(str(_Place.path or build()))
         except (FivefoldError, OSError) as error:
             FALLBACKS.append(str(error))
             warnings.warn(f"kernels fall back to plain torch: {error}", stacklevel=2)
@@ -47,14 +54,13 @@ def is_available() -> bool:
 
 
 def use(path: Path) -> None:
-    """Take another compiled library, one under a sanitizer for instance."""
+    """Take another compiled library in this process: one under a sanitizer, or shipped with it."""
+    _Place.path = path
     FALLBACKS.clear()
     load.cache_clear()
-    library = ctypes.CDLL(str(path))
-    globals()["load"] = functools.cache(lambda: library)
 
 
-def function(name: str, *arguments: type) -> ctypes._CFuncPtr:
+def function(name: str, *arguments: type) -> Any:
     """A C function of the library that returns 0, or the number of what is wrong."""
     library = load()
     if library is None:

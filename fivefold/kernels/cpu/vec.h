@@ -126,9 +126,16 @@ inline vf load(const fp16* p) {
 #endif
 }
 inline vf load(const int8_t* p) {
+#if defined(__AVX2__) && FIVEFOLD_LANES == 8  // GCC 12 widens bytes one by one
+  const __m128i bytes = _mm_loadl_epi64((const __m128i*)p);
+  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+#elif defined(__AVX512F__) && FIVEFOLD_LANES == 16
+  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#else
   vb x;
   std::memcpy(&x, p, sizeof x);
   return __builtin_convertvector(__builtin_convertvector(x, vi), vf);
+#endif
 }
 
 inline void store(float* p, vf x) { std::memcpy(p, &x, sizeof x); }

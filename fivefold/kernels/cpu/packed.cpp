@@ -1,0 +1,126 @@
+// y = x weight^T (+ bias), for weights that were repacked once: inference's linear layers.
+//
+// A token alone is bound by reading the weights, so they lie in the very order in which they are
+// read: panels of WIDE outputs, inputs outermost within one: [O / WIDE][I][WIDE], in the format they
+// are stored in. Every output is summed in the order of gemm.h, so that a packed bf16 or fp32 layer
+// gives the bits of the unpacked one, for one row or many.
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "gemm.h"
+
+namespace {
+using namespace fivefold;
+
+constexpr long TILES = 8;  // rows that a thread packs at a time, in tiles
+
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+
+// Panels of P neighbours: several rows of a tile keep the multipliers busy, one row needs several
+// panels for that.
+template <class W, int R, int P>
+long sweep(const float* tile, const W* packed, long k, long first, long last, float* out, long stride) {
+  for (; first + P <= last; first += P)
+    multiply<R, P, W>(tile, R, packed + first * k * WIDE, k * WIDE, k, out + first * WIDE, stride, false);
+  return first;
+}
+
+template <class W>
+void tile_by_panels(int rows, const float* tile, const W* packed, long k, long first, long last,
+                    float* out, long stride) {
+  if (rows == 1) first = sweep<W, 1, 4>(tile, packed, k, first, last, out, stride);
+  if (rows == 2) first = sweep<W, 2, 2>(tile, packed, k, first, last, out, stride);
+  if (rows == 3) first = sweep<W, 3, 2>(tile, packed, k, first, last, out, stride);
+  for (; first < last; ++first)
+    multiply_rows(rows, tile, rows, packed + first * k * WIDE, k, out + first * WIDE, stride, false);
+}
+
+template <class X, class W>
+int run(long m, long n, long k, const X* x, long x_stride, const W* packed, const float* scale,
+        const float* bias, X* y, long y_stride, int threads) {
+  const long panels = (n + WIDE - 1) / WIDE, block = std::min<long>(m, TILES * ROWS);
+  const long each = block * k + ROWS * panels * WIDE;
+  std::unique_ptr<float, Free> scratch((float*)std::aligned_alloc(64, (threads * each * 4 + 127) / 64 * 64));
+  if (!scratch) return 1;
+#pragma omp parallel num_threads(threads)
+  {
+    const int me = omp_get_thread_num(), all = omp_get_num_threads();
+    float* rows_packed = scratch.get() + me * each;
+    float* out = rows_packed + block * k;
+    const long first = panels * me / all, last = panels * (me + 1) / all;
+    for (long m0 = 0; m0 < m; m0 += block) {
+      const long m1 = std::min(m, m0 + block);
+      for (long row = m0; row < m1; row += ROWS)
+        pack_tile(x + row * x_stride, x_stride, 1, int(std::min<long>(ROWS, m1 - row)), k,
+                  rows_packed + (row - m0) * k);
+      // A group of panels stays in cache while all rows of the block pass by.
+      const long group = m1 - m0 > ROWS ? 1 : last - first;
+      for (long p = first; p < last; p += group)
+        for (long row = m0; row < m1; row += ROWS) {
+          const int rows = int(std::min<long>(ROWS, m1 - row));
+          const long end = std::min(last, p + group), stride = panels * WIDE;
+          tile_by_panels(rows, rows_packed + (row - m0) * k, packed, k, p, end, out, stride);
+          for (int r = 0; r < rows; ++r)
+            for (long column = p * WIDE; column < std::min(n, end * WIDE); column += LANES) {
+              const int here = int(std::min<long>(LANES, n - column));
+              vf value = load(out + r * stride + column);
+              if (scale) value *= load_some(scale + column, here);
+              if (bias) value += load_some(bias + column, here);
+              X* to = y + (row + r) * y_stride + column;
+              if (here == LANES) store(to, value);
+              else store_some(to, value, here);
+            }
+        }
+    }
+  }
+  return 0;
+}
+
+template <class T>
+void pack(long n, long k, const T* weight, long row_stride, T* packed) {
+  for (long p = 0; p * WIDE < n; ++p)
+    for (long i = 0; i < k; ++i)
+      for (int j = 0; j < WIDE; ++j) {
+        const long row = p * WIDE + j;
+        packed[(p * k + i) * WIDE + j] = row < n ? weight[row * row_stride + i] : T{};
+      }
+}
+}  // namespace
+
+#define FIVEFOLD_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Elements that a packed weight [n][k] takes.
+FIVEFOLD_EXPORT long fivefold_packed_size(long n, long k) { return (n + WIDE - 1) / WIDE * WIDE * k; }
+
+// `bytes` is the size of an element, whatever it means: 1, 2 or 4.
+FIVEFOLD_EXPORT int fivefold_pack(long n, long k, int bytes, const void* weight, long row_stride,
+                                  void* packed) {
+  switch (bytes) {
+    case 1: pack(n, k, (const uint8_t*)weight, row_stride, (uint8_t*)packed); return 0;
+    case 2: pack(n, k, (const uint16_t*)weight, row_stride, (uint16_t*)packed); return 0;
+    case 4: pack(n, k, (const uint32_t*)weight, row_stride, (uint32_t*)packed); return 0;
+  }
+  return 2;
+}
+
+// x [m][k] and y [m][n] of format `format`; the weight of the same, or int8 with a `scale` [n].
+FIVEFOLD_EXPORT int fivefold_packed_linear(long m, long n, long k, int format, const void* x,
+                                           long x_stride, const void* packed, const float* scale,
+                                           const float* bias, void* y, long y_stride, int threads) {
+#define FIVEFOLD_RUN(X, CODE)                                                                      \
+  if (format == CODE)                                                                              \
+    return scale ? run(m, n, k, (const X*)x, x_stride, (const int8_t*)packed, scale, bias, (X*)y,  \
+                       y_stride, threads)                                                          \
+                 : run(m, n, k, (const X*)x, x_stride, (const X*)packed, scale, bias, (X*)y,       \
+                       y_stride, threads);
+  FIVEFOLD_RUN(float, FP32)
+  FIVEFOLD_RUN(bf16, BF16)
+  FIVEFOLD_RUN(fp16, FP16)
+#undef FIVEFOLD_RUN
+  return 2;
+}
