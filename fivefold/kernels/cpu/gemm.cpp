@@ -35,6 +35,8 @@ struct Matrix {
 
 template <class A, class B, class C>
 struct Product {
+  typedef typename Packed<B>::Type T;  // of packed operands, of the size of a float
+
   long m, n, k;
   Matrix a, b;
   C* c;
@@ -66,13 +68,15 @@ struct Product {
       for (long k0 = 0; k0 < k || k0 == 0; k0 += BLOCK_K) {
         const long depth = std::min(k - k0, BLOCK_K);
 #pragma omp for schedule(static)
-        for (long p = 0; p < count; ++p) pack_right(k0, depth, n0 + p * WIDE, panels.get() + p * depth * WIDE);
+        for (long p = 0; p < count; ++p) 
+          pack_right(k0, depth, n0 + p * WIDE, (T*)panels.get() + p * steps_of<T>(depth) * WIDE);
 #pragma omp for schedule(dynamic) collapse(2)
         for (long i = 0; i < blocks_m; ++i)
           for (long s = 0; s < splits; ++s) {
             float* mine = scratch.get() + thread() * (block_m * deepest + ROWS * WIDE);
             block(i * block_m, std::min(m, (i + 1) * block_m), n0, count * s / splits,
-                  count * (s + 1) / splits, k0, depth, panels.get(), partial.get(), kept, mine);
+                  count * (s + 1) / splits, k0, depth, (const T*)panels.get(), partial.get(), kept,
+                  mine);
           }
       }
     }
@@ -81,26 +85,27 @@ struct Product {
 
   static int thread();
 
-  void pack_right(long k0, long depth, long column, float* panel) const {
+  void pack_right(long k0, long depth, long column, T* panel) const {
     const B* from = (const B*)b.data + k0 * b.row_stride + column * b.column_stride;
     pack_panel(from, b.row_stride, b.column_stride, depth, int(std::min<long>(WIDE, n - column)), panel);
   }
 
-  void block(long m0, long m1, long n0, long p0, long p1, long k0, long depth, const float* panels,
+  void block(long m0, long m1, long n0, long p0, long p1, long k0, long depth, const T* panels,
              float* partial, bool kept, float* scratch) const {
     float* tile_c = scratch;
-    float* packed = scratch + ROWS * WIDE;
+    T* packed = (T*)(scratch + ROWS * WIDE);
+    const long steps = steps_of<T>(depth);
     for (long row = m0; row < m1; row += ROWS)
       pack_tile((const A*)a.data + row * a.row_stride + k0 * a.column_stride, a.row_stride,
                 a.column_stride, int(std::min<long>(ROWS, m1 - row)), depth,
-                packed + (row - m0) * depth);
+                packed + (row - m0) * steps);
     const long stride = std::min((n + WIDE - 1) / WIDE * WIDE, BLOCK_N);
     const bool first = k0 == 0, last = k0 + depth >= k;
     for (long p = p0; p < p1; ++p)
       for (long row = m0; row < m1; row += ROWS) {
         const int rows = int(std::min<long>(ROWS, m1 - row));
         float* c_tile = kept ? partial + row * stride + p * WIDE : tile_c;
-        multiply_rows(rows, packed + (row - m0) * depth, rows, panels + p * depth * WIDE, depth,
+        multiply_rows(rows, packed + (row - m0) * steps, rows, panels + p * steps * WIDE, depth,
                       c_tile, kept ? stride : WIDE, kept && !first);
         if (last) finish(row, rows, n0 + p * WIDE, c_tile, kept ? stride : WIDE);
       }

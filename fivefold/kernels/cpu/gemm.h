@@ -20,24 +20,78 @@ constexpr int ROWS = LANES == 16 ? 12 : 6;
 constexpr int WIDE = 2 * LANES;
 constexpr long CHAIN = 256;
 
+// How one step along k is made, by the format T of a panel: which left operands it takes, and how
+// many k it covers.
+template <class T>
+struct Step {
+  typedef float Left;
+  static constexpr long DEPTH = 1;
+  static vf spread(float left) { return splat(left); }
+  static vf right(const T* b) { return load(b); }
+  static void add(vf& total, vf left, vf right) { total += left * right; }
+};
+
+// Two neighbours along k, as AVX-512's dot product of bf16 takes them. Elsewhere that is emulated
+// when asked for (-DFIVEFOLD_PAIRS), to test the layout.
+struct pair {
+  bf16 first, second;
+};
+
+#if defined(__AVX512BF16__) && FIVEFOLD_LANES == 16
+#define FIVEFOLD_PAIRS 1
+#endif
+#if defined(FIVEFOLD_PAIRS)
+constexpr bool PAIRED = true;
+#else
+constexpr bool PAIRED = false;
+#endif
+
+template <>
+struct Step<pair> {
+  typedef pair Left;
+  static constexpr long DEPTH = 2;
+  static vf spread(pair left) {
+    int32_t whole;
+    std::memcpy(&whole, &left, 4);
+    return (vf)(whole - vi{});
+  }
+  static vf right(const pair* b) { return load((const float*)b); }
+  static void add(vf& total, vf left, vf right) {
+#if defined(__AVX512BF16__) && FIVEFOLD_LANES == 16
+    total = (vf)_mm512_dpbf16_ps((__m512)total, (__m512bh)left, (__m512bh)right);
+#else
+    const vu a = (vu)left, b = (vu)right;
+    total += (vf)(a << 16) * (vf)(b << 16);
+    total += (vf)(a & 0xffff0000u) * (vf)(b & 0xffff0000u);
+#endif
+  }
+};
+
+// Steps that K takes in panels of T: an odd K ends in a pair with a zero.
+template <class T>
+constexpr long steps_of(long k) { return (k + Step<T>::DEPTH - 1) / Step<T>::DEPTH; }
+
 // R rows times P neighbouring panels. Panels lie `panel_stride` elements apart, k steps WIDE.
 // `c` is [R][P * WIDE] with rows `c_stride` apart, added to when `resume`. A k of 0 gives zeros.
 // Rows of an unpacked left operand lie A_ROW apart, with an a_step of 1 (attention's weights).
 template <int R, int P, class T, int A_ROW = 1>
-inline void multiply(const float* a, int a_step, const T* b, long panel_stride, long k, float* c,
-                     long c_stride, bool resume) {
+inline void multiply(const typename Step<T>::Left* a, int a_step, const T* b, long panel_stride,
+                     long k, float* c, long c_stride, bool resume) {
+  constexpr long CHAIN_STEPS = CHAIN / Step<T>::DEPTH;
+  long left_steps = steps_of<T>(k);
   do {
     vf total[R][2 * P] = {};
-    const long steps = k < CHAIN ? k : CHAIN;
+    const long steps = left_steps < CHAIN_STEPS ? left_steps : CHAIN_STEPS;
     for (long i = 0; i < steps; ++i, a += a_step, b += WIDE) {
       vf right[2 * P];
 #pragma GCC unroll 16
-      for (int p = 0; p < 2 * P; ++p) right[p] = load(b + (p / 2) * panel_stride + (p % 2) * LANES);
+      for (int p = 0; p < 2 * P; ++p)
+        right[p] = Step<T>::right(b + (p / 2) * panel_stride + (p % 2) * LANES);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const vf left = splat(a[r * A_ROW]);
+        const vf left = Step<T>::spread(a[r * A_ROW]);
 #pragma GCC unroll 16
-        for (int p = 0; p < 2 * P; ++p) total[r][p] += left * right[p];
+        for (int p = 0; p < 2 * P; ++p) Step<T>::add(total[r][p], left, right[p]);
       }
     }
 #pragma GCC unroll 16
@@ -48,14 +102,14 @@ inline void multiply(const float* a, int a_step, const T* b, long panel_stride, 
         store(to, resume ? load(to) + total[r][p] : total[r][p]);
       }
     resume = true;
-    k -= steps;
-  } while (k > 0);
+    left_steps -= steps;
+  } while (left_steps > 0);
 }
 
 // The same for a number of rows known only now, one panel: each count has a kernel of its own.
 template <class T, int A_ROW = 1>
-inline void multiply_rows(int rows, const float* a, int a_step, const T* b, long k, float* c,
-                          long c_stride, bool resume) {
+inline void multiply_rows(int rows, const typename Step<T>::Left* a, int a_step, const T* b, long k,
+                          float* c, long c_stride, bool resume) {
   switch (rows) {
 #define FIVEFOLD_CASE(R) \
   case R:                \
@@ -131,5 +185,38 @@ inline void pack_tile(const S* source, long m_stride, long k_stride, int rows, l
   for (long i = 0; i < k; ++i)
     for (int m = 0; m < rows; ++m) tile[i * rows + m] = to_float(source[m * m_stride + i * k_stride]);
 }
+
+// Packing for pairs: both k of a step side by side, a zero for the missing one of an odd K.
+inline void pack_panel(const bf16* source, long k_stride, long n_stride, long k, int columns,
+                       pair* panel) {
+  for (long i = 0; i < k; i += 2, panel += WIDE)
+    for (int n = 0; n < WIDE; ++n) {
+      const bf16* from = source + i * k_stride + n * n_stride;
+      const bool here = n < columns;
+      panel[n].first = here ? from[0] : bf16{0};
+      panel[n].second = here && i + 1 < k ? from[k_stride] : bf16{0};
+    }
+}
+inline void pack_tile(const bf16* source, long m_stride, long k_stride, int rows, long k,
+                      pair* tile) {
+  for (int m = 0; m < rows; ++m)
+    for (long i = 0; i < k; i += 2) {
+      const bf16* from = source + m * m_stride + i * k_stride;
+      tile[i / 2 * rows + m] = pair{from[0], i + 1 < k ? from[k_stride] : bf16{0}};
+    }
+}
+
+// What operands of a format are packed as.
+template <class S>
+struct Packed {
+  typedef float Type;
+};
+#if defined(FIVEFOLD_PAIRS)
+template <>
+struct Packed<bf16> {
+  typedef pair Type;
+};
+#endif
+static_assert(sizeof(pair) == sizeof(float), "buffers are measured in floats");
 
 }  // namespace fivefold

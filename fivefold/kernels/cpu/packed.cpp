@@ -9,11 +9,15 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <type_traits>
 
 #include "gemm.h"
 
 namespace {
 using namespace fivefold;
+
+// bf16 lies in pairs where those are multiplied.
+typedef std::conditional_t<PAIRED, pair, bf16> StoredBf16;
 
 constexpr long TILES = 8;  // rows that a thread packs at a time, in tiles
 
@@ -24,20 +28,22 @@ struct Free {
 // Panels of P neighbours: several rows of a tile keep the multipliers busy, one row needs several
 // panels for that.
 template <class W, int R, int P>
-long sweep(const float* tile, const W* packed, long k, long first, long last, float* out, long stride) {
+long sweep(const typename Step<W>::Left* tile, const W* packed, long k, long first, long last, float* out, long stride) {
   for (; first + P <= last; first += P)
-    multiply<R, P, W>(tile, R, packed + first * k * WIDE, k * WIDE, k, out + first * WIDE, stride, false);
+    multiply<R, P, W>(tile, R, packed + first * steps_of<W>(k) * WIDE,
+                      steps_of<W>(k) * WIDE, k, out + first * WIDE, stride, false);
   return first;
 }
 
 template <class W>
-void tile_by_panels(int rows, const float* tile, const W* packed, long k, long first, long last,
+void tile_by_panels(int rows, const typename Step<W>::Left* tile, const W* packed, long k, long first, long last,
                     float* out, long stride) {
   if (rows == 1) first = sweep<W, 1, 4>(tile, packed, k, first, last, out, stride);
   if (rows == 2) first = sweep<W, 2, 2>(tile, packed, k, first, last, out, stride);
   if (rows == 3) first = sweep<W, 3, 2>(tile, packed, k, first, last, out, stride);
   for (; first < last; ++first)
-    multiply_rows(rows, tile, rows, packed + first * k * WIDE, k, out + first * WIDE, stride, false);
+    multiply_rows(rows, tile, rows, packed + first * steps_of<W>(k) * WIDE, k,
+                  out + first * WIDE, stride, false);
 }
 
 template <class X, class W>
@@ -50,21 +56,22 @@ int run(long m, long n, long k, const X* x, long x_stride, const W* packed, cons
 #pragma omp parallel num_threads(threads)
   {
     const int me = omp_get_thread_num(), all = omp_get_num_threads();
-    float* rows_packed = scratch.get() + me * each;
-    float* out = rows_packed + block * k;
+    typedef typename Step<W>::Left Left;
+    Left* rows_packed = (Left*)(scratch.get() + me * each);
+    float* out = scratch.get() + me * each + block * k;
     const long first = panels * me / all, last = panels * (me + 1) / all;
     for (long m0 = 0; m0 < m; m0 += block) {
       const long m1 = std::min(m, m0 + block);
       for (long row = m0; row < m1; row += ROWS)
         pack_tile(x + row * x_stride, x_stride, 1, int(std::min<long>(ROWS, m1 - row)), k,
-                  rows_packed + (row - m0) * k);
+                  rows_packed + (row - m0) * steps_of<W>(k));
       // A group of panels stays in cache while all rows of the block pass by.
       const long group = m1 - m0 > ROWS ? 1 : last - first;
       for (long p = first; p < last; p += group)
         for (long row = m0; row < m1; row += ROWS) {
           const int rows = int(std::min<long>(ROWS, m1 - row));
           const long end = std::min(last, p + group), stride = panels * WIDE;
-          tile_by_panels(rows, rows_packed + (row - m0) * k, packed, k, p, end, out, stride);
+          tile_by_panels(rows, rows_packed + (row - m0) * steps_of<W>(k), packed, k, p, end, out, stride);
           for (int r = 0; r < rows; ++r)
             for (long column = p * WIDE; column < std::min(n, end * WIDE); column += LANES) {
               const int here = int(std::min<long>(LANES, n - column));
@@ -81,6 +88,7 @@ int run(long m, long n, long k, const X* x, long x_stride, const W* packed, cons
   return 0;
 }
 
+// Elements of panels that are not known as pairs are moved whatever they mean.
 template <class T>
 void pack(long n, long k, const T* weight, long row_stride, T* packed) {
   for (long p = 0; p * WIDE < n; ++p)
@@ -94,12 +102,20 @@ void pack(long n, long k, const T* weight, long row_stride, T* packed) {
 
 #define FIVEFOLD_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Elements that a packed weight [n][k] takes.
-FIVEFOLD_EXPORT long fivefold_packed_size(long n, long k) { return (n + WIDE - 1) / WIDE * WIDE * k; }
+// Elements that a packed weight [n][k] takes: an odd k is padded for pairs.
+FIVEFOLD_EXPORT long fivefold_packed_size(long n, long k) {
+  return (n + WIDE - 1) / WIDE * WIDE * ((k + 1) / 2 * 2);
+}
 
-// `bytes` is the size of an element, whatever it means: 1, 2 or 4.
-FIVEFOLD_EXPORT int fivefold_pack(long n, long k, int bytes, const void* weight, long row_stride,
-                                  void* packed) {
+// A weight of `bytes` an element: 1 for int8, 2 for bf16 (`format` says so) and fp16, 4 for fp32.
+FIVEFOLD_EXPORT int fivefold_pack(long n, long k, int bytes, int format, const void* weight,
+                                  long row_stride, void* packed) {
+  if (bytes == 2 && format == BF16 && PAIRED) {
+    for (long p = 0; p * WIDE < n; ++p)
+      pack_panel((const bf16*)weight + p * WIDE * row_stride, 1, row_stride, k,
+                 int(std::min<long>(WIDE, n - p * WIDE)), (pair*)packed + p * steps_of<pair>(k) * WIDE);
+    return 0;
+  }
   switch (bytes) {
     case 1: pack(n, k, (const uint8_t*)weight, row_stride, (uint8_t*)packed); return 0;
     case 2: pack(n, k, (const uint16_t*)weight, row_stride, (uint16_t*)packed); return 0;
@@ -112,15 +128,15 @@ FIVEFOLD_EXPORT int fivefold_pack(long n, long k, int bytes, const void* weight,
 FIVEFOLD_EXPORT int fivefold_packed_linear(long m, long n, long k, int format, const void* x,
                                            long x_stride, const void* packed, const float* scale,
                                            const float* bias, void* y, long y_stride, int threads) {
-#define FIVEFOLD_RUN(X, CODE)                                                                      \
+#define FIVEFOLD_RUN(X, W, CODE)                                                                   \
   if (format == CODE)                                                                              \
     return scale ? run(m, n, k, (const X*)x, x_stride, (const int8_t*)packed, scale, bias, (X*)y,  \
                        y_stride, threads)                                                          \
-                 : run(m, n, k, (const X*)x, x_stride, (const X*)packed, scale, bias, (X*)y,       \
+                 : run(m, n, k, (const X*)x, x_stride, (const W*)packed, scale, bias, (X*)y,       \
                        y_stride, threads);
-  FIVEFOLD_RUN(float, FP32)
-  FIVEFOLD_RUN(bf16, BF16)
-  FIVEFOLD_RUN(fp16, FP16)
+  FIVEFOLD_RUN(float, float, FP32)
+  FIVEFOLD_RUN(bf16, StoredBf16, BF16)
+  FIVEFOLD_RUN(fp16, fp16, FP16)
 #undef FIVEFOLD_RUN
   return 2;
 }

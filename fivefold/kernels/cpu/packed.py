@@ -8,11 +8,12 @@ from ctypes import c_int, c_long, c_void_p
 import torch
 from torch import Tensor
 
-from fivefold.kernels.cpu.library import KernelError, code, function, pointer
+from fivefold.kernels.cpu.library import FORMATS, KernelError, code, function, pointer
 
 SIGNATURE = (
     *(c_long,) * 3, c_int, c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_void_p, c_long, c_int,
 )  # fmt: skip
+PACK_SIGNATURE = (c_long, c_long, c_int, c_int, c_void_p, c_long, c_void_p)
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -23,10 +24,11 @@ def pack(weight: Tensor) -> Tensor:
     size = function("fivefold_packed_size", c_long, c_long)
     size.restype = c_long
     packed = weight.new_empty(size(outputs, inputs))
-    pack_into = function("fivefold_pack", c_long, c_long, c_int, c_void_p, c_long, c_void_p)
+    pack_into = function("fivefold_pack", *PACK_SIGNATURE)
     status = pack_into(
-        outputs, inputs, weight.itemsize, pointer(weight), weight.stride(0), pointer(packed)
-    )
+        outputs, inputs, weight.itemsize, FORMATS.get(weight.dtype, -1), pointer(weight),
+        weight.stride(0), pointer(packed),
+    )  # fmt: skip
     if status:
         raise KernelError(f"weights of {weight.dtype} cannot be packed")
     return packed
