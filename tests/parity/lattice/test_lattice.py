@@ -105,6 +105,7 @@ def test_with_recomputation(workers: GetWorkers, model: str, layout: str, recomp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # up to 80 layouts of 8 ranks, which start once
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_every_layout(workers: GetWorkers, model: str, ranks: int) -> None:
