@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from fivefold.kernels import flash_attention  # noqa: F401  makes the operator
 from fivefold.kernels.grouped_linear import GROUPED_MULTIPLY
 from fivefold.kernels.multiply import MULTIPLY
 
@@ -20,6 +21,7 @@ KEPT = {
     torch.ops.aten.bmm.default,
     MULTIPLY,
     GROUPED_MULTIPLY,
+    torch.ops.fivefold.flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,

@@ -21,8 +21,10 @@ from fivefold.kernels.cpu import library
 
 Implementation = Literal["torch", "native", "triton"]
 
-# Products of matrices, for which torch has libraries of its own to compare with.
+# Products of matrices: on CPUs too, a BLAS with instructions for the format is not to be beaten.
 PRODUCTS = frozenset({"linear", "grouped_linear"})
+# What vendors' libraries have on GPUs (cuBLAS, cuDNN, FlashAttention).
+VENDORS = PRODUCTS | {"flash_attention"}
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,12 @@ def choose(op: str, device: str, dtype: torch.dtype) -> Choice:
     return _choose(op, device, dtype, _Policy.deterministic, _Policy.only)
 
 
+def is_own(op: str, device: str, dtype: torch.dtype) -> bool:
+    """Whether this package's own operator computes `op`, rather than one that torch brings."""
+    own = choose(op, device, dtype).implementation != "torch"
+    return own or (is_deterministic() and dtype != torch.float64)
+
+
 def is_native(op: str, device: str, dtype: torch.dtype) -> bool:
     """Whether the C++ kernel of `op` takes it."""
     return choose(op, device, dtype).implementation == "native"
@@ -105,8 +113,8 @@ def _choose(
 
 
 def _on_gpu(op: str, invariant: bool) -> Choice:
-    if op in PRODUCTS and not invariant:
-        return Choice("torch", "fast: cuBLAS")
+    if op in VENDORS and not invariant:
+        return Choice("torch", "fast: the vendor's library")
     if triton.is_available():
         return Choice("triton", "Triton is installed")
     return Choice("torch", "Triton is not installed")

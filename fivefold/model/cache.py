@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fivefold.kernels import dispatch
 from fivefold.kernels.attention import attention
-from fivefold.model.attention_backend import causal_mask
+from fivefold.kernels.paged_attention import paged_attention
+from fivefold.model.attention_backend import causal_mask, row_starts
 from fivefold.model.config import ModelConfig
 
 
@@ -78,6 +80,7 @@ class CachedAttention:
         self._cache = cache
         self._uniform = len(set(cache.lengths)) == 1
         self._masks: dict[tuple[int, int | None], Tensor] = {}
+        self._blocks: tuple[Tensor, Tensor, Tensor] | None = None
 
     def __call__(
         self,
@@ -92,6 +95,9 @@ class CachedAttention:
     ) -> Tensor:
         """Write the new keys and values, then attend."""
         count = query.shape[1]
+        if dispatch.is_own("paged_attention", query.device.type, query.dtype):
+            self._append(layer, key, value)
+            return self._over_blocks(query, layer, window, scale, softcap)
         keys, values = self._append(layer, key, value)
         held = keys.shape[1]
         start = held - count
@@ -101,6 +107,22 @@ class CachedAttention:
             query, keys, values, mask=mask, causal=alone and count > 1, scale=scale,
             softcap=softcap,
         )  # fmt: skip
+
+    def _over_blocks(
+        self, query: Tensor, layer: int, window: int | None, scale: float, softcap: float | None
+    ) -> Tensor:
+        """The cache as blocks of its whole capacity, one a row."""
+        batch, count = query.shape[:2]
+        if self._blocks is None:
+            rows = torch.arange(batch, dtype=torch.int32, device=query.device)
+            held = torch.tensor(self._cache.lengths, dtype=torch.int32, device=query.device)
+            starts = row_starts(batch, count, query.device)
+            self._blocks = rows.unsqueeze(1), starts, held + count
+        attended = paged_attention(
+            query.flatten(0, 1), self._cache.keys[layer], self._cache.values[layer], *self._blocks,
+            scale=scale, window=window or 0, softcap=softcap or 0.0,
+        )  # fmt: skip
+        return attended.unflatten(0, (batch, count))
 
     def _append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self._cache.keys[layer], self._cache.values[layer]

@@ -49,6 +49,10 @@ def both(
     return [lowered, decode(runner, lengths, steps)]
 
 
+# A few fp32 roundings: products and norms add in other orders than the modules' do.
+NEAR = {"rtol": 1e-5, "atol": 3e-5}
+
+
 @pytest.mark.parametrize("lengths", [ALONE, UNIFORM, RAGGED], ids=["alone", "uniform", "ragged"])
 @pytest.mark.parametrize("kind", LOWERED)
 def test_fp32_logits_and_cache_equal_the_modules(
@@ -60,9 +64,9 @@ def test_fp32_logits_and_cache_equal_the_modules(
     assert fast_cache.lengths == slow_cache.lengths
     for row, length in enumerate(fast_cache.lengths):
         for fast_keys, slow_keys in zip(fast_cache.keys, slow_cache.keys, strict=True):
-            torch.testing.assert_close(fast_keys[row, :length], slow_keys[row, :length])
+            torch.testing.assert_close(fast_keys[row, :length], slow_keys[row, :length], **NEAR)
         for fast_values, slow_values in zip(fast_cache.values, slow_cache.values, strict=True):
-            torch.testing.assert_close(fast_values[row, :length], slow_values[row, :length])
+            torch.testing.assert_close(fast_values[row, :length], slow_values[row, :length], **NEAR)
 
 
 @pytest.mark.parametrize("lengths", [ALONE, RAGGED], ids=["alone", "ragged"])
