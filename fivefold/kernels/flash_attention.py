@@ -119,6 +119,7 @@ def flash_attention_backward_reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients by the formula: d score = weight (d weight - sum of weight d weight)."""
     native.check_documents(query, key, value, query_starts, key_starts, causal, window)
+    native.check_results(grad, query, value, out, lse)
     wide = torch.promote_types(query.dtype, torch.float32)
     heads, kv_heads = query.shape[1], key.shape[1]
     grads = tuple(torch.zeros_like(x, dtype=wide) for x in (query, key, value))
@@ -220,7 +221,9 @@ def _compute_backward(
     scale: float,
     softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return flash_attention_backward_reference(
+    is_native = dispatch.is_native(NAME, query.device.type, query.dtype)
+    slopes = native.flash_attention_backward if is_native else flash_attention_backward_reference
+    return slopes(
         grad, query, key, value, out, lse, query_starts, key_starts,
         causal=causal, window=window, scale=scale, softcap=softcap,
     )  # fmt: skip

@@ -17,6 +17,10 @@ FLASH = (
     c_int, *_ROWS * 3, c_void_p, c_void_p, *(c_long,) * 7, c_int, c_long, c_float, c_float,
     c_void_p, c_void_p, c_int,
 )  # fmt: skip
+FLASH_BACKWARD = (
+    c_int, *_ROWS * 5, c_void_p, c_void_p, *(c_long,) * 7, c_int, c_long, c_float, c_float,
+    *(c_void_p,) * 4, c_int,
+)  # fmt: skip
 PAGED = (
     c_int, *_ROWS, *(c_void_p, c_long, c_long, c_long) * 2, *(c_void_p,) * 3, *(c_long,) * 9,
     c_long, c_float, c_float, c_void_p, c_int,
@@ -48,6 +52,39 @@ def flash_attention(
     queries, keys = (query_starts, query.shape[0]), (key_starts, key.shape[0])
     _judge(status, query, query_starts=queries, key_starts=keys)
     return out, lse
+
+
+def flash_attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    *,
+    causal: bool,
+    window: int,
+    scale: float,
+    softcap: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `kernels.flash_attention_backward`. Raises `KernelError` for operands that do not fit."""
+    check_documents(query, key, value, query_starts, key_starts, causal, window)
+    check_results(grad, query, value, out, lse)
+    grad, query, key, value, out = (rows_in_one_piece(x) for x in (grad, query, key, value, out))
+    lse = lse.contiguous()
+    grads = tuple(x.new_empty(x.shape) for x in (query, key, value))
+    status = function("fivefold_flash_attention_backward", *FLASH_BACKWARD)(
+        code(query), *_rows(grad), *_rows(query), *_rows(key), *_rows(value), *_rows(out),
+        pointer(query_starts), pointer(key_starts), *_sizes(query, key, value, query_starts),
+        int(causal), window, scale, softcap, pointer(lse), *map(pointer, grads),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    queries, keys = (query_starts, query.shape[0]), (key_starts, key.shape[0])
+    _judge(status, query, query_starts=queries, key_starts=keys)
+    d_query, d_key, d_value = grads
+    return d_query, d_key, d_value
 
 
 def paged_attention(
@@ -113,6 +150,19 @@ def check_documents(
         )
     if window and not causal:
         raise KernelError(f"a window of {window} keys looks back: it needs causal=True")
+
+
+def check_results(grad: Tensor, query: Tensor, value: Tensor, out: Tensor, lse: Tensor) -> None:
+    """Raise `KernelError` where what forward returned does not belong to its operands."""
+    _check_formats(query=query, grad=grad, out=out)
+    shape = [*query.shape[:2], value.shape[2]]
+    for name, x in (("grad", grad), ("out", out)):
+        if list(x.shape) != shape:
+            raise KernelError(f"{name} is {shape}, not {list(x.shape)}")
+    wide = torch.promote_types(query.dtype, torch.float32)
+    sums = [query.shape[1], query.shape[0]]
+    if list(lse.shape) != sums or lse.dtype != wide or lse.device != query.device:
+        raise KernelError(f"lse is {sums} {wide}, not {list(lse.shape)} {lse.dtype}")
 
 
 def check_cache(
