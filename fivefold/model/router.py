@@ -49,7 +49,7 @@ class Router(nn.Module):
         """Route [N,D]."""
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logits = linear(hidden.to(wide), self.weight.to(wide))
-        scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
+        scores = logits.softmax(-1) if self.moe.score == "softmax" else _sigmoid(logits)
         choice = self.choose(scores.detach())
         if self.replay is not None:
             choice = self.replay(choice)
@@ -80,6 +80,15 @@ class Router(nn.Module):
         if before is not None and self.bias is not None and self.bias.itemsize < before.itemsize:
             self.bias = before.to(self.bias.device)
         return self
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    """As softmax of (x, 0): torch's CPU sigmoid rounds the end of a tensor differently.
+
+    The last elements go through other code there, so that a score depends on how many tokens
+    are beside it; the reduction of a softmax does not.
+    """
+    return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(-1)[..., 0]
 
 
 def _group_scores(members: Tensor, moe: MoEConfig) -> Tensor:
