@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fivefold.kernels.dispatch import low_precision_gemm_is_native
-
-IGNORE = -100
+from fivefold.kernels import dispatch, operator
+from fivefold.kernels.cpu import cross_entropy as native
+from fivefold.kernels.head import IGNORE, ChunkedHead, Wants, check, results, wide
 
 
 def linear_cross_entropy(
@@ -26,15 +26,21 @@ def linear_cross_entropy(
     *,
     softcap: float | None = None,
     z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
     chunk: int = 512,
 ) -> Tensor:
     """Sum over targets of -log softmax(hidden @ weight.T)[label] + z_loss * logsumexp^2; fp32.
 
     hidden [N,D], weight [V,D], labels [N] with -100 where there is no target. `softcap` c turns
-    logits into c tanh(logits / c) first (Gemma 2). At most `chunk` rows of logits exist at a time.
+    logits into c tanh(logits / c) first (Gemma 2). Of each target, `label_smoothing` goes to all
+    words alike. At most `chunk` rows of logits exist at a time. Raises `KernelError` for other
+    shapes, and for labels beyond the vocabulary where the kernels are native.
     """
     grad = torch.is_grad_enabled()
-    return _LinearCrossEntropy.apply(hidden, weight, labels, softcap, z_loss, chunk, grad)[0]
+    return _linear_cross_entropy(
+        hidden, weight, labels, softcap, z_loss, label_smoothing, chunk,
+        grad and hidden.requires_grad, grad and weight.requires_grad,
+    )[0]  # fmt: skip
 
 
 def linear_cross_entropy_reference(
@@ -44,95 +50,120 @@ def linear_cross_entropy_reference(
     *,
     softcap: float | None = None,
     z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """The same over the whole logits [N,V], by ordinary differentiable operators."""
-    logits = _wide(hidden) @ _wide(weight).mT
+    logits = hidden.to(wide(hidden)) @ weight.to(wide(hidden)).mT
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    loss = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+    loss = F.cross_entropy(
+        logits, labels, ignore_index=IGNORE, reduction="sum", label_smoothing=label_smoothing
+    )
     squares = logits.logsumexp(-1).square() * (labels != IGNORE)
     return loss + z_loss * squares.sum()
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()
-
-
-class _LinearCrossEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        labels: Tensor,
-        softcap: float | None,
-        z_loss: float,
-        chunk: int,
-        grad: bool,
-    ) -> tuple[Tensor]:
-        wants_hidden = grad and ctx.needs_input_grad[0]
-        wants_weight = grad and ctx.needs_input_grad[1]
-        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        # Operands of the GEMMs: fp32 copies where the low format has no GEMM of its own here.
-        native = low_precision_gemm_is_native(hidden.device.type, hidden.dtype)
-        factor = weight if native else weight.float()
-        total = torch.zeros((), dtype=wide, device=hidden.device)
-        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
-        for start in range(0, hidden.shape[0], chunk):
-            rows = slice(start, start + chunk)
-            operand = hidden[rows].to(factor.dtype)
-            loss, slope = _chunk(operand, factor, labels[rows], softcap, z_loss, wide)
-            total += loss
-            slope = slope.to(factor.dtype)
-            if grad_hidden is not None:
-                grad_hidden[rows] = slope @ factor
-            if grad_weight is not None:
-                _add_product(grad_weight, slope, operand)
-        ctx.save_for_backward(
-            grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype)
-        )
-        return (total,)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        scale = grads[0]
-        return (
-            None if grad_hidden is None else grad_hidden * scale,
-            None if grad_weight is None else grad_weight * scale,
-            *(None,) * 5,
-        )
-
-
-def _add_product(total: Tensor, slope: Tensor, operand: Tensor) -> None:
-    """total [V,D] += slope [C,V] transposed times operand [C,D]."""
-    if slope.dtype == total.dtype:
-        total.addmm_(slope.mT, operand)
-    else:
-        total += slope.mT @ operand
-
-
-def _chunk(
+def _forward(
     hidden: Tensor,
     weight: Tensor,
     labels: Tensor,
     softcap: float | None,
     z_loss: float,
-    wide: torch.dtype,
+    label_smoothing: float,
+    chunk: int,
+    wants_hidden: bool,
+    wants_weight: bool,
+) -> tuple[Tensor, ...]:
+    """(loss, gradient of hidden, of weight, workspace); gradients that are not wanted are empty."""
+    check(hidden, weight, labels, chunk)
+    wants = Wants(wants_hidden, wants_weight)
+    made = results(hidden, weight, chunk, wants)
+    head = ChunkedHead(hidden, weight, chunk, wants, made)
+    total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+    for rows in head.chunks():
+        logits, slope_format = head.logits(rows), head.format if wants.any else None
+        losses, slope = _slopes_(
+            logits, labels[rows], softcap, z_loss, label_smoothing, slope_format
+        )
+        total += losses.sum(dtype=torch.float64)
+        if wants.any:
+            head.add(rows, slope)
+    head.finish()
+    return total.to(wide(hidden)), *made
+
+
+def _slopes_(
+    logits: Tensor,
+    labels: Tensor,
+    softcap: float | None,
+    z_loss: float,
+    label_smoothing: float,
+    dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:
-    """Loss sum of C tokens and its slope [C,V] with respect to the raw logits."""
-    logits = (hidden @ weight.mT).to(wide)
+    """Losses of C tokens and, in place of their raw logits [C,V], the slopes of them in `dtype`."""
+    if dispatch.is_native("cross_entropy", logits.device.type, logits.dtype):
+        return native.cross_entropy_slope_(logits, labels, softcap, z_loss, label_smoothing, dtype)
     if softcap is not None:
-        logits = logits.div_(softcap).tanh_().mul_(softcap)
+        logits.div_(softcap).tanh_().mul_(softcap)
     target = labels != IGNORE
     index = torch.where(target, labels, 0).unsqueeze(-1)
     normaliser = logits.logsumexp(-1)
-    losses = normaliser - logits.gather(-1, index).squeeze(-1) + z_loss * normaliser.square()
-    loss = torch.where(target, losses, 0).sum()
+    losses = normaliser - logits.gather(-1, index).squeeze(-1)
+    if label_smoothing:
+        losses = torch.lerp(losses, normaliser - logits.mean(-1), label_smoothing)
+    losses = torch.where(target, losses + z_loss * normaliser.square(), 0)
+    if dtype is None:
+        return losses, logits
     bend = None if softcap is None else 1 - (logits / softcap).square()
     slope = logits.sub_(normaliser.unsqueeze(-1)).exp_()
-    slope.mul_((1 + 2 * z_loss * normaliser).unsqueeze(-1))
-    slope.scatter_add_(-1, index, torch.full_like(index, -1, dtype=wide))
-    slope.mul_(target.unsqueeze(-1))
-    return loss, slope if bend is None else slope.mul_(bend)
+    slope.mul_((1 + 2 * z_loss * normaliser).unsqueeze(-1)).sub_(label_smoothing / slope.shape[1])
+    slope.scatter_add_(-1, index, torch.full_like(index, label_smoothing - 1, dtype=slope.dtype))
+    slope.masked_fill_(~target.unsqueeze(-1), 0)
+    return losses, (slope if bend is None else slope.mul_(bend)).to(dtype)
+
+
+def _shapes(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    softcap: float | None,
+    z_loss: float,
+    label_smoothing: float,
+    chunk: int,
+    wants_hidden: bool,
+    wants_weight: bool,
+) -> tuple[Tensor, ...]:
+    made = results(hidden, weight, chunk, Wants(wants_hidden, wants_weight))
+    return hidden.new_empty((), dtype=wide(hidden)), *made
+
+
+_linear_cross_entropy = operator.define(
+    "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor labels, float? softcap, float z_loss,"
+    " float label_smoothing, int chunk, bool wants_hidden, bool wants_weight)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _forward,
+    _shapes,
+)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *_, ctx.wants_hidden, ctx.wants_weight = inputs
+    _, grad_hidden, grad_weight, workspace = output
+    ctx.mark_non_differentiable(grad_hidden, grad_weight, workspace)
+    ctx.set_materialize_grads(False)  # of what nobody differentiates, as large as the weight
+    ctx.save_for_backward(grad_hidden, grad_weight)
+
+
+def _differentiate(ctx: Any, scale: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    grad_hidden, grad_weight = ctx.saved_tensors
+    rest = (None,) * 7
+    if scale is None:
+        return None, None, *rest
+    return (
+        grad_hidden * scale if ctx.wants_hidden else None,
+        grad_weight * scale if ctx.wants_weight else None,
+        *rest,
+    )
+
+
+operator.differentiate("linear_cross_entropy", _differentiate, _keep)
