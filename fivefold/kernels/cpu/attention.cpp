@@ -41,6 +41,7 @@ template <class T> struct Forward {
   float* lse;  // [heads, query_rows] or null
   int threads;
 
+  long longest() const { return std::max(shape.head_dim, shape.value_dim); }
   long width() const { return round_up(shape.value_dim, WIDE); }
 
   Sight sight(long s) const {
@@ -55,10 +56,10 @@ template <class T> struct Forward {
   // ---- one item ----
 
   struct Scratch {
-    float *queries, *keys, *values, *weights, *running;
+    float *queries, *keys, *values, *weights, *zeros, *running;
   };
   long scratch_floats() const {
-    return (ITEM_ROWS + BLOCK) * shape.head_dim + BLOCK * width() + TILE * BLOCK +
+    return (ITEM_ROWS + BLOCK) * shape.head_dim + BLOCK * width() + TILE * BLOCK + longest() +
            2 * Running::floats(ITEM_ROWS, width());
   }
   Scratch carve(float* at) const {
@@ -67,7 +68,9 @@ template <class T> struct Forward {
     s.keys = s.queries + ITEM_ROWS * shape.head_dim;
     s.values = s.keys + BLOCK * shape.head_dim;
     s.weights = s.values + BLOCK * width();
-    s.running = s.weights + TILE * BLOCK;
+    s.zeros = s.weights + TILE * BLOCK;
+    std::fill(s.zeros, s.zeros + longest(), 0.0f);
+    s.running = s.zeros + longest();
     return s;
   }
 
@@ -87,9 +90,9 @@ template <class T> struct Forward {
   void pack_block(const Item& item, const Sight& sees, long start, const Scratch& s) const {
     const long first = sees.first(item.row0), end = sees.end(item.row1 - 1);
     const T* rows[BLOCK];
-    slots(key, table.key_block, item.sequence, item.kv_head).block(start, first, end, rows);
+    slots(key, table.key_block, item.sequence, item.kv_head).block(start, first, end, s.zeros, rows);
     for (int n = 0; n < BLOCK; n += WIDE) pack_across(rows + n, shape.head_dim, s.keys + n * shape.head_dim);
-    slots(value, table.value_block, item.sequence, item.kv_head).block(start, first, end, rows);
+    slots(value, table.value_block, item.sequence, item.kv_head).block(start, first, end, s.zeros, rows);
     pack_along(rows, BLOCK, shape.value_dim, 1.0f, s.values);
   }
 

@@ -69,11 +69,12 @@ template <class T> struct Slots {
     if (!table) return base + position * stride;
     return base + table[position / block_size] * block_stride + position % block_size * stride;
   }
-  // Where the keys of a block lie; null outside [first, end), which is never read.
-  void block(long block_start, long first, long end, const T** rows) const {
+  // Where the keys of a block lie. Outside [first, end), which may hold anything, a row of zeros
+  // takes their place.
+  void block(long block_start, long first, long end, const float* zeros, const T** rows) const {
     for (long i = 0; i < BLOCK; ++i) {
       const long position = block_start + i;
-      rows[i] = position >= first && position < end ? at(position) : nullptr;
+      rows[i] = position >= first && position < end ? at(position) : (const T*)zeros;
     }
   }
 };

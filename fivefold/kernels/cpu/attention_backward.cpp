@@ -73,7 +73,7 @@ template <class T> struct Backward {
   // Floats of one thread. Rows are packed twice: in strips as left operands, in panels as right ones.
   struct Scratch {
     float *query_strips, *grad_strips, *query_panels, *grad_panels, *lse, *mean, *d_query;
-    float *keys_across, *values_across, *keys_along, *weights, *slopes, *d_key, *d_value;
+    float *keys_across, *values_across, *keys_along, *weights, *slopes, *zeros, *d_key, *d_value;
     long floats = 0;
 
     Scratch(float* at, const Shape& shape, long key_width, long value_width, long most_keys) {
@@ -93,6 +93,7 @@ template <class T> struct Backward {
       take(keys_along, BLOCK * key_width);
       take(weights, TILE * BLOCK);
       take(slopes, TILE * BLOCK);
+      take(zeros, std::max(shape.head_dim, shape.value_dim));
       take(d_key, most_keys * key_width);
       take(d_value, most_keys * value_width);
     }
@@ -110,7 +111,7 @@ template <class T> struct Backward {
       const T* result = out.at<T>(t, h);
       vf sums = {};
       for (long i = 0; i < shape.value_dim; i += LANES)
-        sums += load_or_zeros(grads[r], i, shape.value_dim) * load_or_zeros(result, i, shape.value_dim);
+        sums += load_within(grads[r], i, shape.value_dim) * load_within(result, i, shape.value_dim);
       s.mean[at] = sum(sums);
     }
     for (int r = 0; r < count; r += ROWS) {
@@ -126,10 +127,10 @@ template <class T> struct Backward {
   void pack_block(const Item& item, const Sight& sees, long start, const Scratch& s) const {
     const T* rows[BLOCK];
     const long first = key_starts[item.sequence];
-    Slots<T>{key.at<T>(first, item.kv_head), key.stride}.block(start, 0, sees.keys, rows);
+    Slots<T>{key.at<T>(first, item.kv_head), key.stride}.block(start, 0, sees.keys, s.zeros, rows);
     for (int n = 0; n < BLOCK; n += WIDE) pack_across(rows + n, shape.head_dim, s.keys_across + n * shape.head_dim);
     pack_along(rows, BLOCK, shape.head_dim, 1.0f, s.keys_along);
-    Slots<T>{value.at<T>(first, item.kv_head), value.stride}.block(start, 0, sees.keys, rows);
+    Slots<T>{value.at<T>(first, item.kv_head), value.stride}.block(start, 0, sees.keys, s.zeros, rows);
     for (int n = 0; n < BLOCK; n += WIDE) pack_across(rows + n, shape.value_dim, s.values_across + n * shape.value_dim);
   }
 
@@ -238,6 +239,7 @@ template <class T> struct Backward {
 #pragma omp parallel num_threads(team)
     {
       const Scratch mine = carve(memory.get() + omp_get_thread_num() * each);
+      std::fill(mine.zeros, mine.zeros + std::max(shape.head_dim, shape.value_dim), 0.0f);
 #pragma omp for schedule(dynamic)
       for (long i = 0; i < long(items.size()); ++i) whole(items[i], mine);
     }

@@ -1,7 +1,6 @@
 // Rows of a tensor (keys, values, queries) into panels and tiles of fp32 for the micro-kernel.
 //
-// Rows are given by their addresses; a null one is a row of zeros. That is how slots of a cache
-// that hold nothing yet, perhaps NaN, never enter a sum.
+// Rows are given by their addresses, as those of a cache lie anywhere.
 #pragma once
 #include <utility>
 
@@ -9,8 +8,8 @@
 
 namespace fivefold {
 
-template <class T> inline vf load_or_zeros(const T* row, long at, long length) {
-  if (!row) return vf{};
+// LANES values of a row of `length`, zeros behind its end.
+template <class T> inline vf load_within(const T* row, long at, long length) {
   const long left = length - at;
   return left >= LANES ? load(row + at) : load_some(row + at, int(left));
 }
@@ -40,16 +39,17 @@ inline void transpose(vf (&x)[LANES]) { exchange_all<LANES / 2>(x); }
 
 // LANES rows of `length`, crosswise, into every WIDE-th place: [length][WIDE].
 template <class T> void pack_half_across(const T* const* rows, long length, float* to) {
-  vf square[LANES];
   long at = 0;
   for (; at + LANES <= length; at += LANES, to += LANES * WIDE) {
-    for (int i = 0; i < LANES; ++i) square[i] = rows[i] ? load(rows[i] + at) : vf{};
+    vf square[LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i) square[i] = load(rows[i] + at);
     transpose(square);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; ++i) store(to + i * WIDE, square[i]);
   }
   for (; at < length; ++at, to += WIDE)
-    for (int i = 0; i < LANES; ++i) to[i] = rows[i] ? to_float(rows[i][at]) : 0.0f;
+    for (int i = 0; i < LANES; ++i) to[i] = to_float(rows[i][at]);
 }
 
 // WIDE rows of `length`, crosswise: panel [length][WIDE].
@@ -66,7 +66,7 @@ void pack_along(const T* const* rows, int count, long length, float scale, float
     for (int i = 0; i < count; ++i, panels += WIDE)
       for (int half = 0; half < 2; ++half) {
         const long at = column + half * LANES;
-        store(panels + half * LANES, at < length ? load_or_zeros(rows[i], at, length) * splat(scale) : vf{});
+        store(panels + half * LANES, at < length ? load_within(rows[i], at, length) * splat(scale) : vf{});
       }
 }
 
@@ -76,7 +76,7 @@ void pack_strip(const T* const* rows, int count, long length, float scale, float
   for (int r = 0; r < count; ++r)
     for (long at = 0; at < length; at += LANES) {
       float values[LANES];
-      store(values, load_or_zeros(rows[r], at, length) * splat(scale));
+      store(values, load_within(rows[r], at, length) * splat(scale));
       const long here = std::min<long>(LANES, length - at);
       for (long i = 0; i < here; ++i) tile[(at + i) * ROWS + r] = values[i];
     }
