@@ -53,12 +53,16 @@ def generate(
     ),
     device: str = typer.Option("auto", help="auto: a GPU where there is one; or e.g. cpu, cuda:1."),
     threads: int | None = typer.Option(None, min=1, help="CPU threads; default: torch's."),
+    deterministic: bool = typer.Option(
+        False, help="Kernels whose bits for a token are those of training, in any batch."
+    ),
     as_json: bool = typer.Option(False, "--json", help="One JSON object per completion."),
     logprobs: int = typer.Option(0, help="With --json: also the n likeliest tokens at each step."),
 ) -> None:
     """Generate text from a model, streaming to the terminal."""
     from fivefold.core.errors import PromptError
     from fivefold.engines.serve.sampling_params import SamplingParams
+    from fivefold.kernels.dispatch import set_deterministic
 
     params = SamplingParams(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
@@ -73,6 +77,7 @@ def generate(
     if params.greedy and (top_k, top_p, min_p) != (0, 1.0, 0.0):
         print("note: --top-k, --top-p and --min-p act with --temperature above 0", file=sys.stderr)
     texts = _texts(prompt, chat)
+    set_deterministic(deterministic)
     generator = _load(model, dtype, device, threads)
     if not texts:
         from fivefold.cli.chat import converse

@@ -9,6 +9,7 @@ from typing import NoReturn
 import typer
 
 from fivefold import __version__
+from fivefold.cli.bench import bench_app
 from fivefold.cli.config import config_app
 from fivefold.cli.convert import convert
 from fivefold.cli.generate import generate
@@ -35,6 +36,7 @@ app.command()(convert)
 app.command()(report)
 app.add_typer(config_app)
 app.add_typer(plan_app)
+app.add_typer(bench_app)
 
 
 def _show_version(value: bool) -> None:

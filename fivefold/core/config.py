@@ -53,6 +53,9 @@ class TrainSection(Section):
     global_batch: int = Field(32, ge=1, description="sequences per optimizer step, over all ranks")
     micro_batch: int = Field(4, ge=1, description="sequences per forward pass of one rank")
     deterministic: bool = Field(True, description="same run, same bits")
+    kernels: Literal["fast", "deterministic"] = Field(
+        "fast", description="deterministic: a token's bits are those of serving, in any batch"
+    )
     clip_norm: float | None = Field(1.0, gt=0, description="global gradient norm limit; null: none")
     z_loss: float = Field(0.0, ge=0, description="weight of log(Z)^2 in the loss")
     loss_chunk: int = Field(256, ge=1, description="tokens whose logits exist at one time")

@@ -30,6 +30,7 @@ from fivefold.engines.train.recorder import Recorder
 from fivefold.engines.train.run_directory import RunDirectory
 from fivefold.engines.train.stop import StopRequest
 from fivefold.engines.train.trainer import Trainer
+from fivefold.kernels.dispatch import set_deterministic
 from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Decoder
 from fivefold.model.objective import Objective
@@ -55,6 +56,7 @@ def _claim(directory: RunDirectory, config: RunConfig, held: ExitStack) -> None:
 
 def _train(config: RunConfig, process: Process, directory: RunDirectory) -> None:
     seed_everything(config.train.seed, process.ranks.rank, config.train.deterministic)
+    set_deterministic(config.train.kernels == "deterministic")
     with StopRequest() as stop:
         trainer = build_trainer(config, process, directory)
         resumed = trainer.resume_or_start()

@@ -3,6 +3,9 @@
 The library is a plain C ABI without torch's headers, so g++ takes seconds. It is kept in the
 user's cache folder under a hash of everything that went into it. Processes that start together
 take turns: the first compiles, the others load its result.
+
+`python -m fivefold.kernels.cpu.build` puts a library for a family of CPUs beside the source, for
+a wheel to carry. It is taken where nothing can be compiled, on CPUs that have its instructions.
 """
 
 from __future__ import annotations
@@ -30,6 +33,11 @@ FLAGS = (
     "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wno-psabi",
 )  # fmt: skip
 NATIVE = "-march=native"
+
+
+# What a wheel carries: x86-64-v3 is AVX2 with FMA (2013 on). `shipped` looks for its instructions.
+SHIPPED_FLAGS = ("-march=x86-64-v3",)
+SHIPPED_NEEDS = {"avx2", "fma", "f16c", "bmi2"}
 
 
 class BuildError(FivefoldError):
@@ -61,6 +69,21 @@ def build(folder: Path | None = None, flags: tuple[str, ...] = (NATIVE,)) -> Pat
     raise BuildError(f"no folder to keep compiled kernels in: {folders[0]} is read-only")
 
 
+def shipped() -> Path | None:
+    """A library that came with the package, of this source, for CPUs like this one."""
+    path = HERE / f"kernels-x86-64-v3-{_source_key()}.so"
+    runs = set(cpu_features().split()) >= SHIPPED_NEEDS
+    return path if path.exists() and runs else None
+
+
+def ship() -> Path:
+    """Compile the library that a wheel carries, beside the source."""
+    made = build(flags=SHIPPED_FLAGS)
+    target = HERE / f"kernels-x86-64-v3-{_source_key()}.so"
+    shutil.copyfile(made, target)
+    return target
+
+
 def cpu_features() -> str:
     """What the CPU calls itself and its instruction sets, as one text."""
     try:
@@ -80,12 +103,16 @@ def _compiler() -> str:
 
 
 def _key(compiler: str, flags: tuple[str, ...]) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    made_of = (_source_key(), version.stdout, FLAGS, flags, cpu_features())
+    return hashlib.sha256(repr(made_of).encode()).hexdigest()[:20]
+
+
+def _source_key() -> str:
     digest = hashlib.sha256()
     for file in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")]):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    digest.update(repr((version.stdout, FLAGS, flags, cpu_features())).encode())
-    return digest.hexdigest()[:20]
+    return digest.hexdigest()[:12]
 
 
 def _temporary() -> Path:
@@ -136,3 +163,7 @@ def _run(command: list[str]) -> None:
         lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
         first = next((line for line in lines if "error" in line.lower()), lines[0])
         raise BuildError(f"compiling the kernels failed: {' '.join(command)}: {first.strip()}")
+
+
+if __name__ == "__main__":
+    print(ship())

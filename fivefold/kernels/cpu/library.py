@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fivefold.core.errors import FivefoldError
-from fivefold.kernels.cpu.build import build
+from fivefold.kernels.cpu.build import BuildError, build, shipped
 
 # As `enum Format` in vec.h.
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -35,13 +35,23 @@ class _Place:
 @functools.cache
 def load() -> ctypes.CDLL | None:
     """The library, compiled if need be; None, with one warning that says why, where it cannot be."""
-    if not FALLBACKS:
-        try:
-            return ctypes.CDLL(str(_Place.path or build()))
-        except (FivefoldError, OSError) as error:
-            FALLBACKS.append(str(error))
-            warnings.warn(f"kernels fall back to plain torch: {error}", stacklevel=2)
-    return None
+    try:
+        return ctypes.CDLL(str(_Place.path or _built_or_shipped()))
+    except (FivefoldError, OSError) as error:
+        FALLBACKS.append(str(error))
+        warnings.warn(f"kernels fall back to plain torch: {error}", stacklevel=2)
+        return None
+
+
+def _built_or_shipped() -> Path:
+    try:
+        return build()
+    except BuildError as error:
+        came = shipped()
+        if came is None:
+            raise
+        warnings.warn(f"kernels not made for this very CPU are used: {error}", stacklevel=2)
+        return came
 
 
 # Why the native kernels are not used in this process, when they are not.

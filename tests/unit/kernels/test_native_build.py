@@ -144,3 +144,24 @@ def test_a_library_that_does_not_load_falls_back(
     finally:
         library.load.cache_clear()
         dispatch._choose.cache_clear()
+
+
+def test_a_shipped_library_is_taken_where_nothing_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(tmp_path, monkeypatch, 'extern "C" int one() { return 1; }\n')
+    assert build.shipped() is None
+    made = build.ship()
+    monkeypatch.setattr(library, "build", lambda: _no_compiler())
+    monkeypatch.setattr(build, "cpu_features", lambda: " ".join(build.SHIPPED_NEEDS))
+    with pytest.warns(UserWarning, match="not made for this very CPU"):
+        assert library._built_or_shipped() == made
+    monkeypatch.setattr(build, "cpu_features", lambda: "sse2")
+    with pytest.raises(build.BuildError, match="no compiler"):
+        library._built_or_shipped()
+    (tmp_path / "small.cpp").write_text("// changed since\n")
+    assert build.shipped() is None
+
+
+def _no_compiler() -> Path:
+    raise build.BuildError("no compiler")
