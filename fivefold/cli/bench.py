@@ -30,7 +30,7 @@ class Measured:
     implementation: str
     why: str
     microseconds: float
-    bound: Literal["arithmetic", "memory"]
+    bound: Literal["products", "memory"]
     of_bound: float
     against_torch: float | None
     disturbed: bool
@@ -54,7 +54,7 @@ def measure(case: Case, device: str, peak: Peak, bandwidth: Bandwidth, seconds: 
         implementation=choice.implementation,
         why=choice.why,
         microseconds=ours.seconds * 1e6,
-        bound="arithmetic" if arithmetic > memory else "memory",
+        bound="products" if arithmetic > memory else "memory",
         of_bound=max(arithmetic, memory) / ours.seconds,
         against_torch=None if theirs is None else theirs.seconds / ours.seconds,
         disturbed=device == "cpu" and ours.cores < UNDISTURBED,
@@ -133,14 +133,16 @@ def _print_table(found: list[Measured]) -> None:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")
-    for name in ("operator", "operands", "by", "time", "bound", "of bound", "torch / ours"):
-        right = name in ("time", "of bound", "torch / ours")
-        table.add_column(name, justify="right" if right else "left", no_wrap=not right)
+    table.add_column("operator", no_wrap=True)
+    table.add_column("operands", overflow="fold")
+    table.add_column("by", no_wrap=True)
+    for name in ("time", "bound", "reached", "torch/ours"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in found:
+        ratio = "" if row.against_torch is None else f"{row.against_torch:.2f}x"
         table.add_row(
             row.op, row.what, row.implementation, _time(row.microseconds), row.bound,
-            f"{row.of_bound:.0%}",
-            "" if row.against_torch is None else f"{row.against_torch:.2f}x",
+            f"{row.of_bound:.0%}", ratio,
         )  # fmt: skip
     console = Console()
     console.print(table)

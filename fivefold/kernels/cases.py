@@ -77,7 +77,7 @@ def _linear(sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
     n, d, f = sizes.tokens, sizes.hidden, sizes.feed_forward
     x, weight = _random(n, d, dtype=dtype, device=device), _random(f, d, dtype=dtype, device=device)
     yield Case(
-        "linear", f"[{n},{d}] x [{d},{f}]", dtype, 2.0 * n * d * f, _bytes(x, weight) + n * f * 2.0,
+        "linear", f"{n} x {d} x {f}", dtype, 2.0 * n * d * f, _bytes(x, weight) + n * f * 2.0,
         lambda: linear(x, weight.requires_grad_(True)), lambda: F.linear(x, weight),
     )  # fmt: skip
 
@@ -89,7 +89,7 @@ def _packed(sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
     for rows in (1, 8, 32):
         x = _random(rows, d, dtype=dtype, device=device)
         yield Case(
-            "packed_linear", f"[{rows},{d}] x [{d},{f}]", dtype, 2.0 * rows * d * f,
+            "packed_linear", f"{rows} x {d} x {f}", dtype, 2.0 * rows * d * f,
             packed.nbytes + _bytes(x), lambda x=x: packed_linear(x, packed),  # type: ignore[misc]
             lambda x=x: F.linear(x, weight),  # type: ignore[misc]
         )  # fmt: skip
@@ -102,7 +102,7 @@ def _int8(sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
     for rows in (1, 32):
         x = _random(rows, d, dtype=dtype, device=device)
         yield Case(
-            "packed_linear", f"int8, [{rows},{d}] x [{d},{f}]", dtype, 2.0 * rows * d * f,
+            "packed_linear", f"int8 {rows} x {d} x {f}", dtype, 2.0 * rows * d * f,
             packed.nbytes + _bytes(x), lambda x=x: packed_linear(x, packed),  # type: ignore[misc]
             lambda x=x: F.linear(x, weight),  # type: ignore[misc]
         )  # fmt: skip
@@ -114,7 +114,7 @@ def _grouped(sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
     weight = _random(experts, f, d, dtype=dtype, device=device)
     counts = torch.full((experts,), n // experts, device=device)
     yield Case(
-        "grouped_linear", f"{experts} x [{n // experts},{d}] x [{d},{f}]", dtype,
+        "grouped_linear", f"{experts} of {n // experts} x {d} x {f}", dtype,
         2.0 * n * d * f, _bytes(x, weight) + n * f * x.itemsize,
         lambda: grouped_linear(x, weight, counts),
         lambda: [F.linear(rows, w) for rows, w in zip(x.chunk(experts), weight, strict=True)],
@@ -144,7 +144,7 @@ def _attention(sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
     query, key, value = _heads(sizes, dtype, device)
     starts, scale = _starts(sizes, device), sizes.head_dim**-0.5
     yield Case(
-        "flash_attention", f"causal, {sizes.batch} x {sizes.length}, forward", dtype,
+        "flash_attention", f"forward {sizes.batch} x {sizes.length}", dtype,
         _attention_flops(sizes), _bytes(query, query, key, value),
         lambda: flash_attention(query, key, value, starts, starts, causal=True, scale=scale),
         lambda: _torch_attention(query, key, value, sizes, scale),
@@ -164,7 +164,7 @@ def _attention_step(sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[C
         out.backward(out.detach())
 
     yield Case(
-        "flash_attention", f"causal, {sizes.batch} x {sizes.length}, forward and backward", dtype,
+        "flash_attention", "with backward", dtype,
         3.5 * _attention_flops(sizes), 3 * _bytes(query, query, key, value), ours, theirs,
     )  # fmt: skip
 
@@ -191,7 +191,7 @@ def _decode(sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
     grouped = query.view(batch, sizes.kv_heads, -1, sizes.head_dim)
     k, v = (x.view(rows).transpose(1, 2) for x in (key, value))
     yield Case(
-        "paged_attention", f"{batch} rows decode over {held} tokens", dtype,
+        "paged_attention", f"{batch} rows over {held}", dtype,
         4.0 * batch * held * sizes.heads * sizes.head_dim, _bytes(key, value),
         lambda: paged_attention(query, key, value, blocks, starts, lengths, scale=scale),
         lambda: F.scaled_dot_product_attention(grouped, k, v, scale=scale),
@@ -208,7 +208,7 @@ def _loss(sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
         F.cross_entropy(F.linear(hidden, weight).float(), labels, reduction="sum").backward()
 
     yield Case(
-        "cross_entropy", f"{n} tokens x {v} words, with gradients", dtype, 6.0 * n * d * v,
+        "cross_entropy", f"{n} x {v} with backward", dtype, 6.0 * n * d * v,
         2 * _bytes(hidden, weight),
         lambda: linear_cross_entropy(hidden, weight, labels, chunk=256).backward(), theirs,
     )  # fmt: skip
@@ -219,7 +219,7 @@ def _norm(sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
     weight = torch.ones(sizes.hidden, dtype=dtype, device=device)
     shape = list(weight.shape)
     yield Case(
-        "rms_norm", f"[{sizes.tokens},{sizes.hidden}]", dtype, 0.0, 2 * _bytes(x),
+        "rms_norm", f"{sizes.tokens} x {sizes.hidden}", dtype, 0.0, 2 * _bytes(x),
         lambda: rms_norm(x, weight, 1e-5), lambda: F.rms_norm(x, shape, weight, 1e-5),
     )  # fmt: skip
 
@@ -228,7 +228,7 @@ def _gates(sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
     shape = (sizes.tokens, sizes.feed_forward)
     gate, up = (_random(*shape, dtype=dtype, device=device) for _ in range(2))
     yield Case(
-        "gated", f"SwiGLU [{shape[0]},{shape[1]}]", dtype, 0.0, 3 * _bytes(gate),
+        "gated", f"SwiGLU {shape[0]} x {shape[1]}", dtype, 0.0, 3 * _bytes(gate),
         lambda: gated(gate, up, "silu"), lambda: F.silu(gate) * up,
     )  # fmt: skip
 
@@ -244,7 +244,7 @@ def _rotation(sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
         return x * wide_cos + torch.cat((-second, first), dim=-1) * wide_sin
 
     yield Case(
-        "rope", f"[{sizes.tokens},{sizes.heads},{sizes.head_dim}]", dtype, 0.0, 2 * _bytes(x),
+        "rope", f"{sizes.tokens} x {sizes.heads} x {sizes.head_dim}", dtype, 0.0, 2 * _bytes(x),
         lambda: apply_rope(x, cos, sin), theirs,
     )  # fmt: skip
 
@@ -255,7 +255,7 @@ def _optimizer(sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
     theirs = torch.optim.AdamW([value], lr=1e-4, fused=True)
     value.grad = grad
     yield Case(
-        "adamw", f"{count // 2**20} Mi parameters", torch.float32, 0.0, 7.0 * _bytes(value),
+        "adamw", f"{count // 2**20} Mi values", torch.float32, 0.0, 7.0 * _bytes(value),
         lambda: adamw_(
             value, grad, first, second, lr=1e-4, beta1=0.9, beta2=0.95, eps=1e-8,
             weight_decay=0.1, step=3,

@@ -15,8 +15,11 @@ try:
 except ImportError:
     raise MissingExtraError("triton", "gpu", "an operator on a GPU") from None
 
-__all__ = ["aligned", "check", "on_device_of", "rows_of", "tl", "triton"]
+__all__ = ["PRECISION", "aligned", "check", "on_device_of", "rows_of", "tl", "triton"]
 
+# Of products of fp32 matrices: three TF32 products on tensor cores, which together keep 21 bits or
+# more of fp32's 24. One TF32 product keeps 11. Plain fp32 ones fill the registers of four such tiles.
+PRECISION = tl.constexpr("tf32x3")
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
 ALIGNMENT = 16  # bytes: one load instruction of a thread
 

@@ -1,7 +1,9 @@
-"""What Triton 3.7.1's interpreter does to bf16 that no GPU does, put right.
+"""What Triton 3.7.1's interpreter does that no GPU does, put right.
 
 It keeps bf16 numbers as 16-bit integers. `tl.dot` multiplies these integers; a cast from fp32 cuts
-the last bits off, or, where it rounds, loses the carry into the exponent.
+the last bits off, or, where it rounds, loses the carry into the exponent; one from integers keeps
+the integer's bits. And it leaves the product of fp32 matrices to a BLAS in which a row's bits depend
+on where in the matrix the row lies; in a tensor core's they do not.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ def repair() -> None:
             return TensorHandle(widened(source.data), tl.float32)
         if kinds == (tl.float32, tl.bfloat16):
             return TensorHandle(narrowed(source.data), tl.bfloat16)
+        if kinds[1] == tl.bfloat16 and kinds[0].is_int():
+            return TensorHandle(narrowed(source.data), tl.bfloat16)
         return plain_cast(self, source, target)
 
     def dot(self: Any, a: Any, b: Any, total: Any, *_: Any) -> Any:
@@ -43,7 +47,8 @@ def repair() -> None:
             widened(x.data) if x.dtype.scalar == tl.bfloat16 else x.data.astype(np.float32)
             for x in (a, b)
         )
-        return TensorHandle(left @ right + total.data, total.dtype.scalar)
+        product = np.einsum("mk,kn->mn", np.ascontiguousarray(left), np.ascontiguousarray(right))
+        return TensorHandle(product + total.data, total.dtype.scalar)
 
     InterpreterBuilder.cast_impl = cast
     InterpreterBuilder.create_fp_to_fp = cast
