@@ -9,13 +9,14 @@ from __future__ import annotations
 
 # N queries, M keys, H query heads, K key/value heads, E head_dim, G value dims, S sequences
 # T keys of one sequence, Q its queries
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fivefold.kernels import dispatch
+from fivefold.kernels.attention_in_blocks import attention_in_blocks
 from fivefold.kernels.cpu import attention as native
 from fivefold.kernels.operator import define, differentiate
 
@@ -189,12 +190,24 @@ def _compute(
     scale: float,
     softcap: float,
 ) -> tuple[Tensor, Tensor]:
-    is_native = dispatch.is_native(NAME, query.device.type, query.dtype)
-    attend = native.flash_attention if is_native else flash_attention_reference
-    return attend(
-        query, key, value, query_starts, key_starts,
-        causal=causal, window=window, scale=scale, softcap=softcap,
-    )  # fmt: skip
+    operands = (query, key, value, query_starts, key_starts)
+    match dispatch.choose(NAME, query.device.type, query.dtype).implementation:
+        case "native":
+            attend = native.flash_attention
+        case "triton":
+            from fivefold.kernels.triton import flash_attention as triton  # imports Triton
+
+            return triton.flash_attention(*operands, causal, window, scale, softcap)
+        case "torch":
+            attend = by_torch(query)
+    return attend(*operands, causal=causal, window=window, scale=scale, softcap=softcap)
+
+
+def by_torch(query: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Plain torch's: in blocks of one shape where bits must not depend on the batch."""
+    if dispatch.is_deterministic() and query.dtype != torch.float64:
+        return attention_in_blocks
+    return flash_attention_reference
 
 
 def _shapes(
@@ -221,12 +234,16 @@ def _compute_backward(
     scale: float,
     softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    is_native = dispatch.is_native(NAME, query.device.type, query.dtype)
-    slopes = native.flash_attention_backward if is_native else flash_attention_backward_reference
-    return slopes(
-        grad, query, key, value, out, lse, query_starts, key_starts,
-        causal=causal, window=window, scale=scale, softcap=softcap,
-    )  # fmt: skip
+    operands = (grad, query, key, value, out, lse, query_starts, key_starts)
+    slopes = flash_attention_backward_reference
+    match dispatch.choose(NAME, query.device.type, query.dtype).implementation:
+        case "native":
+            slopes = native.flash_attention_backward
+        case "triton":
+            from fivefold.kernels.triton import flash_attention_backward as triton
+
+            return triton.flash_attention_backward(*operands, causal, window, scale, softcap)
+    return slopes(*operands, causal=causal, window=window, scale=scale, softcap=softcap)
 
 
 def _backward_shapes(

@@ -49,6 +49,18 @@ def _slope(gate: Tensor, activation: str) -> Tensor:
     return 0.5 * (1 + inner) + 0.5 * gate * (1 - inner.square()) * slope
 
 
+def _activate_alike(gate: Tensor, activation: str) -> Tensor:
+    """By operators that round every element in one way.
+
+    torch's silu and gelu on CPUs take other code for the last elements of a tensor, so that a
+    token's bits depend on how many are beside it.
+    """
+    if activation == "silu":
+        return gate / (1 + torch.exp(-gate))
+    inner = torch.tanh(GELU_SCALE * (gate + GELU_CUBIC * gate * gate * gate))
+    return 0.5 * gate * (1 + inner)
+
+
 def _forward(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     if activation not in native.ACTIVATIONS:
         raise KernelError(f"gated by {', '.join(native.ACTIVATIONS)}, not {activation!r}")
@@ -60,6 +72,8 @@ def _forward(gate: Tensor, up: Tensor, activation: str) -> Tensor:
             from fivefold.kernels.triton import gated as gpu
 
             return gpu.gated(gate, up, activation)  # type: ignore[arg-type]
+    if dispatch.is_deterministic() and gate.dtype != torch.float64:
+        return (_activate_alike(gate.float(), activation) * up).to(gate.dtype).contiguous()
     return _activate(gate, activation).mul_(up).contiguous()
 
 

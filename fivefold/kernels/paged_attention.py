@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fivefold.kernels import dispatch
 from fivefold.kernels.cpu import attention as native
-from fivefold.kernels.flash_attention import flash_attention_reference
+from fivefold.kernels.flash_attention import by_torch
 from fivefold.kernels.operator import define
 
 NAME = "paged_attention"
@@ -83,7 +83,7 @@ def paged_attention_reference(
             )
             found.append(torch.where(needed[:, None, None], rows, 0))
     starts = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    return flash_attention_reference(
+    return by_torch(query)(
         query, torch.cat(keys), torch.cat(values), query_starts, starts,
         causal=True, window=window, scale=scale, softcap=softcap,
     )[0]  # fmt: skip
@@ -100,12 +100,16 @@ def _compute(
     scale: float,
     softcap: float,
 ) -> Tensor:
-    is_native = dispatch.is_native(NAME, query.device.type, query.dtype)
-    attend = native.paged_attention if is_native else paged_attention_reference
-    return attend(
-        query, key_cache, value_cache, block_table, query_starts, lengths,
-        window=window, scale=scale, softcap=softcap,
-    )  # fmt: skip
+    operands = (query, key_cache, value_cache, block_table, query_starts, lengths)
+    attend = paged_attention_reference
+    match dispatch.choose(NAME, query.device.type, query.dtype).implementation:
+        case "native":
+            attend = native.paged_attention
+        case "triton":
+            from fivefold.kernels.triton import paged_attention as triton  # imports Triton
+
+            return triton.paged_attention(*operands, window, scale, softcap)
+    return attend(*operands, window=window, scale=scale, softcap=softcap)
 
 
 def _shape(query: Tensor, key_cache: Tensor, value_cache: Tensor, *_: Tensor | float) -> Tensor:

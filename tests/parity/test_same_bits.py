@@ -198,6 +198,14 @@ def test_a_document_is_the_same_packed_and_alone(family: Load) -> None:
         assert torch.equal(packed[:, start:end], trained(model, ids[:, start:end]))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_without_a_compiler(family: Load, dtype: torch.dtype) -> None:
+    """Plain torch in blocks of one shape has the property too, forward."""
+    model = family(dtype)
+    with dispatch.only("torch"):
+        check_all(model, tokens(model, length=80), dtype)
+
+
 def test_torchs_own_operators_fail_the_same_test() -> None:
     """The control: SDPA's bits depend on how a prompt was cut."""
     config = parse_config({"model_type": "llama", **SIZES})
