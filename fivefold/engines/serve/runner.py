@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fivefold.engines.serve.captured import CapturedStep
 from fivefold.engines.serve.lowering import lower
 from fivefold.kernels import dispatch
 from fivefold.model.cache import CachedAttention, KVCache
@@ -29,6 +30,7 @@ class ModelRunner:
         self.lowered = None if dispatch.is_deterministic() else lower(decoder)
         weight = decoder.head_weight()
         self.device, self.dtype = weight.device, weight.dtype
+        self._captured: CapturedStep | None = None
 
     @torch.inference_mode()
     def new_cache(self, batch: int, capacity: int) -> KVCache:
@@ -66,10 +68,26 @@ class ModelRunner:
         if needed > cache.capacity:
             cache.reserve(needed + max(CACHE_STEP, needed // 2))
         ids = torch.tensor(tokens, device=self.device)
-        if self.lowered is not None:
+        if self.is_captured:
+            logits = self._step_of(cache)(ids, cache).clone()
+        elif self.lowered is not None:
             logits = self.lowered.step(ids, cache)
         else:
             hidden = self.decoder(ids[:, None], cache.positions(1), CachedAttention(cache))
             logits = self.decoder.logits(hidden[:, 0])
         cache.advance([1] * len(tokens))
         return logits
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether decoding replays a CUDA graph: where kernels read lengths on the device."""
+        own = dispatch.is_own("paged_attention", self.device.type, self.dtype)
+        dynamic = any(rope.kind == "dynamic" for rope in self.decoder.config.ropes)
+        sparse = self.decoder.config.moe is not None  # counts of experts' rows go to the host
+        return self.device.type == "cuda" and own and not dynamic and not sparse
+
+    def _step_of(self, cache: KVCache) -> CapturedStep:
+        """The recorded step of this cache, recorded anew when its tensors moved."""
+        if self._captured is None or not self._captured.fits(cache):
+            self._captured = CapturedStep(self.decoder, cache)
+        return self._captured
