@@ -25,6 +25,8 @@ from fivefold.kernels.triton.online_softmax import (
 )
 from fivefold.kernels.triton.varlen import block_count, sequence_of_block
 
+ALONG_ROWS = 16
+
 
 def flash_attention_backward(
     grad: Tensor,
@@ -84,12 +86,9 @@ def flash_attention_backward(
     return d_query, d_key, d_value
 
 
-ALONG_ROWS = 16
-
-
 def backward_block(head_dim: int, value_dim: int, dtype: torch.dtype) -> int:
-    """Queries and keys of a block: fewer where four tiles of 64 would not fit in shared memory."""
-    return 64 if max(head_dim, value_dim) * dtype.itemsize <= 256 else 32
+    """Queries and keys of a block: fewer where tiles of 64 would overflow registers or memory."""
+    return 64 if dtype.itemsize == 2 and max(head_dim, value_dim) <= 128 else 32
 
 
 @triton.jit

@@ -118,7 +118,7 @@ def absorb(
     base = tl.where(larger == float("-inf"), 0.0, larger)
     shrink = tl.exp2(largest - base)
     weights = tl.exp2(scores - base[:, None])
-    total = total * shrink + tl.sum(weights, axis=1)
+    total = tl.fma(total, shrink, tl.sum(weights, axis=1))
     weighted = tl.dot(
         weights.to(value.dtype), value, weighted * shrink[:, None], input_precision=PRECISION
     )
@@ -134,12 +134,17 @@ def merge(
     part_largest: tl.tensor,
     part_total: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The next part of the keys into what came before. Exact where either has seen nothing."""
+    """The next part of the keys into what came before. Exact where either has seen nothing.
+
+    Fused multiply-adds are asked for: left to the compiler, it may fuse one product here in one
+    kernel and the other in another, and split and unsplit attention would differ in a last bit.
+    """
     larger = tl.maximum(largest, part_largest)
     base = tl.where(larger == float("-inf"), 0.0, larger)
     old, new = tl.exp2(largest - base), tl.exp2(part_largest - base)
-    weighted = weighted * old[:, None] + part_weighted * new[:, None]
-    return weighted, larger, total * old + part_total * new
+    kept = tl.broadcast_to(old[:, None], weighted.shape)
+    weighted = tl.fma(weighted, kept, part_weighted * new[:, None])
+    return weighted, larger, tl.fma(total, old, part_total * new)
 
 
 @triton.jit

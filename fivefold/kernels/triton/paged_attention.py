@@ -71,9 +71,8 @@ def paged_attention(
     keys_a_split = triton.cdiv(parts, splits) * PART
     group_block = triton.next_power_of_2(group)
     widths = blocks_of_heads(head_dim, value_dim)
-    fp32 = {"dtype": torch.float32, "device": query.device}
-    weighted = torch.empty(splits, count, heads, value_dim, **fp32)
-    largest, total = (torch.empty(splits, count, heads, **fp32) for _ in range(2))
+    weighted = query.new_empty(splits, count, heads, value_dim, dtype=torch.float32)
+    largest, total = weighted.new_empty(2, splits, count, heads)
     tokens = ROWS // group_block
     lengths_of_calls = (query_starts, lengths, sequences, count)
     with on_device_of(query):

@@ -18,13 +18,16 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-ANSWER_SECONDS = 120
+ANSWER_SECONDS = 240
 
 
 class Interpreter:
     """`call("rope", "rotate", x, cos, sin)` runs that function of fivefold.kernels.triton."""
 
     def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
         context = mp.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs,), daemon=True)
@@ -34,9 +37,14 @@ class Interpreter:
     def call(self, module: str, function: str, *args: Any, **options: Any) -> Any:
         """What the function returns; an AssertionError with its traceback if it raised."""
         self._pipe.send((module, function, args, options))
-        if not self._pipe.poll(ANSWER_SECONDS):
-            raise AssertionError(f"{module}.{function} gave no answer")
-        fine, value = self._pipe.recv()
+        try:
+            if not self._pipe.poll(ANSWER_SECONDS):
+                raise EOFError
+            fine, value = self._pipe.recv()
+        except EOFError:
+            self.stop()
+            self._start()  # a late answer must not be taken for the next call's
+            raise AssertionError(f"{module}.{function} gave no answer") from None
         if not fine:
             raise AssertionError(value)
         return value

@@ -162,8 +162,8 @@ def test_a_ring_sums_the_gradients_of_parts_of_the_keys(interpreter: Call) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_document_has_the_same_bits_in_any_batch(interpreter: Call, dtype: torch.dtype) -> None:
-    rule, heads = Rule(window=80, softcap=5.0), Heads(2, 2, 24, 24)
-    documents = [3, 100, 66]
+    rule, heads = Rule(window=40, softcap=5.0), Heads(1, 2, 24, 24)
+    documents = [3, 70, 20]
     query, key, value = inputs([(n, n) for n in documents], heads, dtype)
     grad = normal(*query.shape, seed=4, dtype=dtype)
 
@@ -177,9 +177,9 @@ def test_a_document_has_the_same_bits_in_any_batch(interpreter: Call, dtype: tor
         )  # fmt: skip
         return out, lse.mT, *slopes
 
-    together = run(slice(0, 169), documents)
-    for alone, whole in zip(run(slice(3, 103), [100]), together, strict=True):
-        assert torch.equal(alone, whole[3:103])
+    together = run(slice(0, 93), documents)
+    for alone, whole in zip(run(slice(3, 73), [70]), together, strict=True):
+        assert torch.equal(alone, whole[3:73])
 
 
 class Cache(NamedTuple):
@@ -257,14 +257,14 @@ def test_paged_attention(
 def test_training_equals_prefill_in_chunks_and_decode(
     interpreter: Call, dtype: torch.dtype
 ) -> None:
-    rule, length = Rule(window=100), 140
+    rule, length = Rule(window=70), 90
     query, key, value = inputs([(length, length)], Heads(1, 3, 24, 24), dtype)
     starts = starts_of([length])
     out, _ = interpreter(
         "flash_attention", "flash_attention", query, key, value, starts, starts, *rule
     )
     cache = cache_of(key, value, [length], 16)
-    cuts = [0, 37, 101, 138, 139, 140]
+    cuts = [0, 37, 88, 89, 90]
     for begin, end in pairwise(cuts):
         chunk = interpreter(
             "paged_attention", "paged_attention", query[begin:end], *cache,

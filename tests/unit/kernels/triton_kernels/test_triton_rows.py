@@ -20,8 +20,8 @@ Call = Callable[..., Any]
 
 @few
 @given(
-    rows=st.integers(1, 40),
-    size=st.sampled_from([1, 5, 64, 100, 129]),
+    rows=st.sampled_from([1, 2, 17, 33]),
+    size=st.sampled_from([1, 5, 64, 129]),
     dtype=FORMATS,
     offset=st.sampled_from([0.0, 1.0]),
     dense=st.booleans(),
