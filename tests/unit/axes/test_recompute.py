@@ -34,8 +34,8 @@ class Count(TorchDispatchMode):
         self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name = operator.name()
-        self.products += name in ("aten::mm", "aten::addmm", "aten::bmm")
-        self.attentions += name == "aten::_scaled_dot_product_flash_attention_for_cpu"
+        self.products += name in ("aten::mm", "aten::addmm", "aten::bmm", "fivefold::multiply")
+        self.attentions += name == "fivefold::flash_attention"
         return operator(*args, **(kwargs or {}))
 
 
