@@ -101,8 +101,18 @@ def _slopes_(
     dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:
     """Losses of C tokens and, in place of their raw logits [C,V], the slopes of them in `dtype`."""
-    if dispatch.is_native("cross_entropy", logits.device.type, logits.dtype):
-        return native.cross_entropy_slope_(logits, labels, softcap, z_loss, label_smoothing, dtype)
+    match dispatch.choose("cross_entropy", logits.device.type, logits.dtype).implementation:
+        case "native":
+            return native.cross_entropy_slope_(
+                logits, labels, softcap, z_loss, label_smoothing, dtype
+            )
+        case "triton" if dtype is not None:
+            from fivefold.kernels.triton import cross_entropy as gpu
+
+            losses = gpu.cross_entropy_slope_(
+                logits, labels, softcap or 0.0, z_loss, label_smoothing
+            )
+            return losses, logits.to(dtype)
     if softcap is not None:
         logits.div_(softcap).tanh_().mul_(softcap)
     target = labels != IGNORE

@@ -235,7 +235,7 @@ def _compute_backward(
     softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     operands = (grad, query, key, value, out, lse, query_starts, key_starts)
-    slopes = flash_attention_backward_reference
+    slopes: Callable[..., tuple[Tensor, Tensor, Tensor]] = flash_attention_backward_reference
     match dispatch.choose(NAME, query.device.type, query.dtype).implementation:
         case "native":
             slopes = native.flash_attention_backward

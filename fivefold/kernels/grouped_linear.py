@@ -52,9 +52,9 @@ def grouped_multiply(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     if is_grouped(x, weight):
         return F.grouped_mm(x, weight.mT, offs=counts.cumsum(0, dtype=torch.int32))
     if _implementation(x) == "triton":
-        from fivefold.kernels.triton import grouped_linear as triton  # imports Triton
+        from fivefold.kernels.triton.grouped_linear import grouped_multiply as triton
 
-        return triton.grouped_multiply(x, weight, counts)
+        return triton(x, weight, counts)
     return multiply_by_loop(x, weight, counts)
 
 
@@ -72,9 +72,9 @@ def grouped_outer(grad: Tensor, x: Tensor, counts: Tensor) -> Tensor:
     if is_grouped(x, grad.unsqueeze(0)):
         return F.grouped_mm(grad.mT, x, offs=counts.cumsum(0, dtype=torch.int32))
     if _implementation(x) == "triton":
-        from fivefold.kernels.triton import grouped_linear as triton  # imports Triton
+        from fivefold.kernels.triton.grouped_linear import grouped_outer as triton
 
-        return triton.grouped_outer(grad, x, counts)
+        return triton(grad, x, counts)
     return outer_by_loop(grad, x, counts)
 
 

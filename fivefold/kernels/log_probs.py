@@ -86,8 +86,14 @@ def _backward(
 
 def _log_probs_(logits: Tensor, labels: Tensor, softcap: float | None) -> tuple[Tensor, Tensor]:
     """Both numbers of C tokens; their raw logits [C,V] are lost."""
-    if dispatch.is_native("cross_entropy", logits.device.type, logits.dtype):
-        return native.log_probs_(logits, labels, softcap)
+    match dispatch.choose("cross_entropy", logits.device.type, logits.dtype).implementation:
+        case "native":
+            return native.log_probs_(logits, labels, softcap)
+        case "triton":
+            from fivefold.kernels.triton import cross_entropy as gpu
+
+            found, entropies = gpu.log_probs(logits, labels, softcap or 0.0)
+            return found, torch.where(labels != IGNORE, entropies, 0)
     logs, _ = _logs_(logits, softcap)
     target = labels != IGNORE
     index = torch.where(target, labels, 0).unsqueeze(-1)

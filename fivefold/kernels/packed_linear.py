@@ -66,6 +66,11 @@ def packed_linear(x: Tensor, packed: PackedWeight, bias: Tensor | None = None) -
     """x [M,I] times the packed [O,I] transposed, plus bias [O] fp32: [M,O] in x's dtype."""
     if packed.is_native:
         return native.packed_linear(x, packed.data, packed.shape[0], packed.scale, bias)
+    choice = dispatch.choose("packed_linear", x.device.type, x.dtype)
+    if packed.scale is not None and choice.implementation == "triton":
+        from fivefold.kernels.triton.int8_linear import int8_linear  # imports Triton
+
+        return int8_linear(x, packed.data, packed.scale, bias)
     return packed_linear_reference(x, packed, bias)
 
 

@@ -6,6 +6,8 @@ It gives the bits of `flash_attention` over the same keys: one code walks both.
 from __future__ import annotations
 
 # N queries, H query heads, K key/value heads, E head_dim, G value dims, S sequences
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -101,7 +103,7 @@ def _compute(
     softcap: float,
 ) -> Tensor:
     operands = (query, key_cache, value_cache, block_table, query_starts, lengths)
-    attend = paged_attention_reference
+    attend: Callable[..., Tensor] = paged_attention_reference
     match dispatch.choose(NAME, query.device.type, query.dtype).implementation:
         case "native":
             attend = native.paged_attention
