@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fivefold.engines.serve.sampler import Logprob
+from fivefold.engines.serve.logprobs import Logprob
 
 FinishReason = Literal["stop", "length"]
 

@@ -32,7 +32,8 @@ def top_p_threshold(logits: Tensor, top_p: Tensor) -> Tensor:
     A token is in the nucleus while the mass of those before it is less than top_p.
     """
     vocabulary = logits.shape[-1]
-    log_mass = torch.logsumexp(logits, dim=-1, keepdim=True)
+    # Not logsumexp: alone, a row's sum would be split over threads, and its bits be others.
+    log_mass = (logits.amax(dim=-1) - logits.log_softmax(dim=-1).amax(dim=-1))[:, None]
     target = top_p.to(torch.float64)[:, None]
     active = target < 1
     width = min(FIRST_WIDTH, vocabulary)

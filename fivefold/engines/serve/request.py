@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fivefold.engines.serve.completion import Completion, Delta, FinishReason, Timings
-from fivefold.engines.serve.sampler import Logprob
+from fivefold.engines.serve.logprobs import Logprob
 from fivefold.engines.serve.sampling_params import SamplingParams
 from fivefold.engines.serve.stop import StopMatcher
 from fivefold.text.detokenizer import Detokenizer

@@ -23,18 +23,12 @@ import torch
 from torch import Tensor
 
 from fivefold.core.errors import PromptError
-from fivefold.engines.serve.filters import draw, min_p_threshold, top_k_threshold, top_p_threshold
+from fivefold.engines.serve.columns import Columns
+from fivefold.engines.serve.filters import draw
+from fivefold.engines.serve.logprobs import Logprob, report
 from fivefold.engines.serve.penalties import Penalties
 from fivefold.engines.serve.random_stream import fresh_seed, uniform
 from fivefold.engines.serve.sampling_params import SamplingParams
-
-
-@dataclass(frozen=True)
-class Logprob:
-    """One token's log-probability under the model and its rank (1: the most likely)."""
-
-    logprob: float
-    rank: int
 
 
 @dataclass(frozen=True)
@@ -82,20 +76,9 @@ class Sampler:
     def _refresh(self) -> None:
         """What follows from the rows in the batch."""
         params, device = self.params, self.device
-        self.all_greedy = all(p.greedy for p in params)
-        self.top_logprobs = max((p.logprobs for p in params if p.logprobs is not None), default=-1)
+        self.columns = Columns.of(params, device)
         self.any_bias = any(p.logit_bias for p in params)
         self.any_minimum = any(p.min_tokens for p in params)
-        self.greedy = torch.tensor([p.greedy for p in params], device=device)
-        self.temperature = torch.tensor([p.temperature or 1.0 for p in params], device=device)
-        self.top_k = torch.tensor(
-            [0 if p.greedy else max(p.top_k, 0) for p in params], device=device
-        )
-        self.top_p = torch.tensor([1.0 if p.greedy else p.top_p for p in params], device=device)
-        self.min_p = torch.tensor([0.0 if p.greedy else p.min_p for p in params], device=device)
-        self.any_top_k = bool(self.top_k.any())
-        self.any_top_p = bool((self.top_p < 1).any())
-        self.any_min_p = bool(self.min_p.any())
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows of the batch, in this order."""
@@ -111,14 +94,16 @@ class Sampler:
         """[B,V] fp32 logits of the last position -> the next token of every row."""
         adjusted = self.adjust(logits)
         chosen = adjusted.argmax(dim=-1)
-        if not self.all_greedy:
+        if not self.columns.all_greedy:
             drawn = draw(self.filter(adjusted), self._uniforms())
-            chosen = torch.where(self.greedy, chosen, drawn)
-        _refuse_not_numbers(adjusted, chosen)
+            chosen = torch.where(self.columns.greedy, chosen, drawn)
+        if not_numbers(adjusted, chosen).any():
+            raise no_numbers_error()
         if self.penalties is not None:
             self.penalties.record(chosen)
         self.steps = [step + 1 for step in self.steps]
-        return Sampled(chosen.tolist(), self._report(logits, chosen))
+        asked = [p.logprobs for p in self.params]
+        return Sampled(chosen.tolist(), report(logits, chosen, asked))
 
     def adjust(self, logits: Tensor) -> Tensor:
         """Bias, minimum length and penalties: [B,V] -> [B,V], the input left as it is."""
@@ -135,64 +120,28 @@ class Sampler:
 
     def filter(self, logits: Tensor) -> Tensor:
         """Temperature and truncation: [B,V] -> [B,V] with -inf for what may not be drawn."""
-        logits = logits / self.temperature[:, None]
-        if self.any_top_k:
-            threshold = top_k_threshold(logits, self.top_k)
-            logits = logits.masked_fill(logits < threshold, float("-inf"))
-        if self.any_top_p:
-            threshold = top_p_threshold(logits, self.top_p)
-            logits = logits.masked_fill(logits < threshold, float("-inf"))
-        if self.any_min_p:
-            threshold = min_p_threshold(logits, self.min_p)
-            logits = logits.masked_fill(logits < threshold, float("-inf"))
-        return logits
+        return self.columns.filter(logits)
 
     def _uniforms(self) -> Tensor:
         numbers = [uniform(s, n) for s, n in zip(self.seeds, self.steps, strict=True)]
         return torch.tensor(numbers, dtype=torch.float64, device=self.device)
 
-    def _report(self, logits: Tensor, chosen: Tensor) -> list[dict[int, Logprob] | None]:
-        if self.top_logprobs < 0:
-            return [None] * len(self.params)
-        logprobs = logits.log_softmax(dim=-1, dtype=torch.float32)
-        own = logprobs.gather(-1, chosen[:, None])
-        ranks = (logprobs > own).sum(dim=-1).tolist()
-        likeliest = logprobs.topk(min(self.top_logprobs, logits.shape[-1]), dim=-1)
-        rows = zip(
-            self.params, chosen.tolist(), own[:, 0].tolist(), ranks,
-            likeliest.indices.tolist(), likeliest.values.tolist(), strict=True,
-        )  # fmt: skip
-        return [_row_logprobs(*row) for row in rows]
 
+def not_numbers(logits: Tensor, chosen: Tensor) -> Tensor:
+    """[B,V] and [B] -> [B] bool, rows of which something is NaN.
 
-def _row_logprobs(
-    params: SamplingParams,
-    token: int,
-    logprob: float,
-    better: int,
-    top_ids: list[int],
-    top_values: list[float],
-) -> dict[int, Logprob] | None:
-    """The chosen token first, then the most likely ones, as in vLLM."""
-    if params.logprobs is None:
-        return None
-    found = {token: Logprob(logprob, better + 1)}
-    for rank, (other, value) in enumerate(zip(top_ids, top_values, strict=True), start=1):
-        if rank > params.logprobs:
-            break
-        found.setdefault(other, Logprob(value, rank))
-    return found
-
-
-def _refuse_not_numbers(logits: Tensor, chosen: Tensor) -> None:
-    """NaN is the largest value to argmax and spreads over a softmax, so the chosen logit shows it."""
+    NaN is the largest value to argmax and spreads over a softmax, so the chosen logit shows it.
+    """
     last = logits.shape[-1] - 1
-    value = logits.gather(-1, chosen.clamp(max=last)[:, None])
-    if bool(value.isnan().any()):
-        raise PromptError(
-            "the model's logits are not numbers (NaN)",
-            "its weights are damaged or overflow in this format: try --dtype fp32",
-        )
+    return logits.gather(-1, chosen.clamp(max=last)[:, None])[:, 0].isnan()
+
+
+def no_numbers_error() -> PromptError:
+    """What to tell of such a row."""
+    return PromptError(
+        "the model's logits are not numbers (NaN)",
+        "its weights are damaged or overflow in this format: try --dtype fp32",
+    )
 
 
 def check_ids(params: SamplingParams, vocab_size: int) -> None:
