@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 START_SECONDS = 120
+CASES_A_START = 32  # groups that cases made keep threads: they end with their process
 CASE_SECONDS = 120
 CALLS = 12  # of a stack, innermost first
 GRACE_SECONDS = 3  # for the peers of a rank that failed: most are stuck waiting for it
@@ -43,11 +44,15 @@ class Workers:
         self.world_size = world_size
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
+        self._cases = 0
 
     def run(self, case: Callable[..., Any], *args: Any, timeout: float = CASE_SECONDS) -> list[Any]:
         """Raises WorkerError with the traceback of the rank that failed first; starts afresh next time."""
+        if self._cases == CASES_A_START:
+            self.stop()
         if not self._processes:
             self._start()
+        self._cases += 1
         for pipe in self._pipes:
             pipe.send((case.__module__, case.__qualname__, args))
         return self._collect(timeout)
@@ -61,7 +66,7 @@ class Workers:
             stack_file(process.pid).unlink(missing_ok=True)
         for pipe in self._pipes:
             pipe.close()
-        self._processes, self._pipes = [], []
+        self._processes, self._pipes, self._cases = [], [], 0
 
     def _collect(self, timeout: float) -> list[Any]:
         answers: dict[int, Any] = {}
