@@ -95,14 +95,14 @@ class BlockManager:
             self.share(block)
         return list(table)
 
-    def make_private(self, table: list[int], index: int) -> tuple[int, int] | None:
-        """Let nobody else see entry `index` of the table, which is about to be written.
+    def make_private(self, table: list[int], index: int) -> tuple[int, int]:
+        """Replace a shared block of the table, which is about to be written, by a new one.
 
-        A shared block is replaced by a new one: (source, destination) of the copy to make.
+        Returns (source, destination) of the copy to make.
         """
         block = table[index]
-        if self._counts[block] == 1:
-            return None
+        if self._counts[block] < 2:
+            raise SchedulingError(f"block {block} is not shared", "write to it as it is")
         table[index] = self.allocate()
         self._release(block)
         return block, table[index]
