@@ -77,7 +77,8 @@ def only(implementation: Implementation | None) -> Iterator[None]:
 @torch.compiler.assume_constant_result
 def choose(op: str, device: str, dtype: torch.dtype) -> Choice:
     """The implementation of `op` for operands of `dtype` on a device type."""
-    return _choose(op, device, dtype, _Policy.deterministic, _Policy.only)
+    low = low_precision_gemm_is_native(device, dtype)
+    return _choose(op, device, dtype, low, _Policy.deterministic, _Policy.only)
 
 
 def is_own(op: str, device: str, dtype: torch.dtype) -> bool:
@@ -93,7 +94,12 @@ def is_native(op: str, device: str, dtype: torch.dtype) -> bool:
 
 @functools.cache
 def _choose(
-    op: str, device: str, dtype: torch.dtype, invariant: bool, asked: Implementation | None
+    op: str,
+    device: str,
+    dtype: torch.dtype,
+    low: bool,  # whether the BLAS has fast products of `dtype`: a dry run answers for its device
+    invariant: bool,
+    asked: Implementation | None,
 ) -> Choice:
     if dtype not in library.FORMATS:
         return Choice("torch", f"{dtype}: only the reference has it")
@@ -105,7 +111,7 @@ def _choose(
         return _on_gpu(op, invariant)
     if device != "cpu":
         return Choice("torch", f"no kernels for {device}")
-    if op in PRODUCTS and not invariant and low_precision_gemm_is_native(device, dtype):
+    if op in PRODUCTS and not invariant and low:
         return Choice("torch", f"fast: the BLAS has {dtype} products")
     if library.is_available():
         return Choice("native", "C++ compiled for this CPU")

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention_call.h"
+#include "attention_direct.h"
 #include "attention_pack.h"
 #include "attention_softmax.h"
 
@@ -29,6 +30,8 @@ struct Piece {
 struct Table {
   const int* blocks = nullptr;  // null: keys of documents lie one behind the other
   long most_blocks = 0, block_size = 1, key_block = 0, value_block = 0;
+  long key_dim = 1;  // between the dims of a key; if not 1, the keys of a block are neighbours
+  bool crosswise() const { return key_dim != 1; }
 };
 
 template <class T> struct Forward {
@@ -87,11 +90,56 @@ template <class T> struct Forward {
     }
   }
 
+  void pack_keys(const Item& item, long start, long first, long end, const Scratch& s) const {
+    const Slots<T> keys = slots(key, table.key_block, item.sequence, item.kv_head);
+    if (table.crosswise()) {
+      for (long n = 0; n < BLOCK; n += WIDE) {  // keys that are not held are masked, NaN or not
+        if (start + n >= end || start + n + WIDE <= first) continue;
+        const T* from = keys.at(start + n);
+        float* panel = s.keys + n * shape.head_dim;
+        for (long e = 0; e < shape.head_dim; ++e, from += table.key_dim)
+          for (int half = 0; half < 2; ++half)
+            store(panel + e * WIDE + half * LANES, load(from + half * LANES));
+      }
+      return;
+    }
+    const T* rows[BLOCK];
+    keys.block(start, first, end, s.zeros, rows);
+    for (int n = 0; n < BLOCK; n += WIDE) pack_across(rows + n, shape.head_dim, s.keys + n * shape.head_dim);
+  }
+
+  // One strip of rows past a block, values (and keys that lie crosswise) read in place.
+  void strip(const Item& item, const Sight& sees, long start, const Scratch& s, const Running& so_far) const {
+    const int count = int(item.row1 - item.row0);
+    const Span span = span_of(sees, item.row0, item.row1, start);
+    if (span.first >= span.end) return;
+    const int panel = span.first_panel(), panels = span.end_panel() - panel;
+    float* scores = s.weights + panel * WIDE;
+    if (table.crosswise()) {
+      const Slots<T> keys = slots(key, table.key_block, item.sequence, item.kv_head);
+      const T* from[BLOCK / WIDE];
+      for (int j = 0; j < panels; ++j) from[j] = keys.at(start + (panel + j) * WIDE);
+      const long step = table.key_dim;
+      multiply_direct<1>(count, s.queries, ROWS, [&](long e, int j) { return from[j] + e * step; },
+                         panels, shape.head_dim, scores, BLOCK, false);
+    } else {
+      pack_keys(item, start, sees.first(item.row0), sees.end(item.row1 - 1), s);
+      multiply_panels<1>(count, s.queries, ROWS, s.keys + panel * WIDE * shape.head_dim,
+                         WIDE * shape.head_dim, panels, shape.head_dim, scores, BLOCK, false);
+    }
+    weigh(sees, item.row0, item.row1, start, span, score.softcap, s.weights, so_far, 0);
+    const T* rows[BLOCK];
+    slots(value, table.value_block, item.sequence, item.kv_head)
+        .block(start, start + span.first, start + span.end, s.zeros, rows);
+    multiply_direct<BLOCK>(count, s.weights + span.first, 1,
+                           [&](long i, int j) { return rows[span.first + i] + j * WIDE; },
+                           int(width() / WIDE), span.end - span.first, so_far.out, width(), true);
+  }
+
   void pack_block(const Item& item, const Sight& sees, long start, const Scratch& s) const {
     const long first = sees.first(item.row0), end = sees.end(item.row1 - 1);
+    pack_keys(item, start, first, end, s);
     const T* rows[BLOCK];
-    slots(key, table.key_block, item.sequence, item.kv_head).block(start, first, end, s.zeros, rows);
-    for (int n = 0; n < BLOCK; n += WIDE) pack_across(rows + n, shape.head_dim, s.keys + n * shape.head_dim);
     slots(value, table.value_block, item.sequence, item.kv_head).block(start, first, end, s.zeros, rows);
     pack_along(rows, BLOCK, shape.value_dim, 1.0f, s.values);
   }
@@ -125,7 +173,12 @@ template <class T> struct Forward {
     const long first = std::max(sees.first(item.row0), part * PART);
     const long end = std::min(sees.end(item.row1 - 1), (part + 1) * PART);
     so_far.clear(item.row1 - item.row0);
+    const bool few = item.row1 - item.row0 <= ROWS && shape.value_dim % WIDE == 0;
     for (long start = first / BLOCK * BLOCK; start < end; start += BLOCK) {
+      if (few) {
+        strip(item, sees, start, s, so_far);
+        continue;
+      }
       pack_block(item, sees, start, s);
       for (long row = item.row0; row < item.row1; row += TILE) tile(item, sees, row, start, s, so_far);
     }
@@ -277,10 +330,11 @@ extern "C" __attribute__((visibility("default"))) int fivefold_flash_attention(
 }
 
 // A cache of blocks: key [blocks, block_size, kv_heads, head_dim] and value likewise, block_table
-// [sequences, most_blocks], lengths [sequences] of keys held. Causal.
+// [sequences, most_blocks], lengths [sequences] of keys held. Causal. With a key_dim of more than 1
+// (between the dims of a key) key_stride is 1 and block_size a multiple of the widest panel.
 extern "C" __attribute__((visibility("default"))) int fivefold_paged_attention(
     int format, const void* query, long query_stride, long query_head, const void* key, long key_block,
-    long key_stride, long key_head, const void* value, long value_block, long value_stride,
+    long key_stride, long key_head, long key_dim, const void* value, long value_block, long value_stride,
     long value_head, const int* block_table, const int* query_starts, const int* lengths,
     long query_rows, long blocks, long block_size, long most_blocks, long sequences, long heads,
     long kv_heads, long head_dim, long value_dim, long window, float scale, float softcap, void* out,
@@ -288,7 +342,7 @@ extern "C" __attribute__((visibility("default"))) int fivefold_paged_attention(
   if (!are_starts(query_starts, sequences, query_rows)) return BAD_STARTS;
   const Forward<float> call{{query, query_stride, query_head}, {key, key_stride, key_head},
                             {value, value_stride, value_head}, query_starts, nullptr, lengths,
-                            {block_table, most_blocks, block_size, key_block, value_block},
+                            {block_table, most_blocks, block_size, key_block, value_block, key_dim},
                             {query_rows, 0, sequences, heads, kv_heads, head_dim, value_dim},
                             {true, window ? window : NO_WINDOW, scale, softcap}, nullptr, nullptr, threads};
   if (!is_table(call, blocks)) return BAD_TABLE;

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fivefold.kernels.cpu.library import KernelError, code, function, pointer
 
+CROSSWISE_KEYS = 32  # keys that lie side by side for each dim: the widest panel (gemm.h)
 NO_MEMORY, NO_FORMAT, BAD_STARTS, BAD_TABLE = 1, 2, 3, 4  # as in attention_call.h
 
 _ROWS = (c_void_p, c_long, c_long)
@@ -22,7 +23,7 @@ FLASH_BACKWARD = (
     *(c_void_p,) * 4, c_int,
 )  # fmt: skip
 PAGED = (
-    c_int, *_ROWS, *(c_void_p, c_long, c_long, c_long) * 2, *(c_void_p,) * 3, *(c_long,) * 9,
+    c_int, *_ROWS, c_void_p, *(c_long,) * 4, c_void_p, *(c_long,) * 3, *(c_void_p,) * 3, *(c_long,) * 9,
     c_long, c_float, c_float, c_void_p, c_int,
 )  # fmt: skip
 
@@ -101,13 +102,11 @@ def paged_attention(
 ) -> Tensor:
     """As `kernels.paged_attention`. Raises `KernelError` for operands that do not fit."""
     check_cache(query, key_cache, value_cache, block_table, query_starts, lengths, window)
-    for cache in (key_cache, value_cache):
-        if cache.stride(3) != 1 and cache.shape[3] > 1:
-            raise KernelError(f"a cache's rows lie in one piece, not {cache.stride(3)} apart")
+    _check_cache_strides(key_cache, value_cache)
     query, block_table = rows_in_one_piece(query), block_table.contiguous()
     out = query.new_empty(*query.shape[:2], value_cache.shape[3])
     status = function("fivefold_paged_attention", *PAGED)(
-        code(query), *_rows(query), pointer(key_cache), *key_cache.stride()[:3],
+        code(query), *_rows(query), pointer(key_cache), *key_cache.stride(),
         pointer(value_cache), *value_cache.stride()[:3], pointer(block_table),
         pointer(query_starts), pointer(lengths), query.shape[0], *key_cache.shape[:2],
         block_table.shape[1], lengths.shape[0], query.shape[1], key_cache.shape[2],
@@ -118,6 +117,17 @@ def paged_attention(
         raise table_error(key_cache, block_table, lengths)
     _judge(status, query, query_starts=(query_starts, query.shape[0]))
     return out
+
+
+def _check_cache_strides(key_cache: Tensor, value_cache: Tensor) -> None:
+    if value_cache.stride(3) != 1 and value_cache.shape[3] > 1:
+        raise KernelError(f"a cache's values lie in one piece, not {value_cache.stride(3)} apart")
+    crosswise = key_cache.stride(1) == 1 and key_cache.shape[1] % CROSSWISE_KEYS == 0
+    if key_cache.stride(3) != 1 and key_cache.shape[3] > 1 and not crosswise:
+        raise KernelError(
+            f"a cache's keys lie in one piece, or dim by dim with blocks of {CROSSWISE_KEYS} keys; "
+            f"not with strides {key_cache.stride()}"
+        )
 
 
 def check_documents(

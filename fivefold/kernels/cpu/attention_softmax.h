@@ -72,7 +72,7 @@ APART inline void merge(const Running& total, const Running& part, long rows) {
     const vf keep = exp(splat(before) - splat(now)), add = exp(splat(other) - splat(now));
     const auto combine = [&](float* to, const float* from, long count) {
       for (long i = 0; i < count; i += LANES)
-        store(to + i, copy ? load(from + i) : load(to + i) * keep + load(from + i) * add);
+        store(to + i, copy ? load(from + i) : fused(load(to + i), keep, load(from + i) * add));
     };
     combine(total.sum + row * LANES, part.sum + row * LANES, LANES);
     combine(total.out + row * total.width, part.out + row * part.width, total.width);

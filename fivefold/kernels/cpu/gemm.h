@@ -28,7 +28,7 @@ struct Step {
   static constexpr long DEPTH = 1;
   static vf spread(float left) { return splat(left); }
   static vf right(const T* b) { return load(b); }
-  static void add(vf& total, vf left, vf right) { total += left * right; }
+  static void add(vf& total, vf left, vf right) { total = fused(left, right, total); }
 };
 
 // Two neighbours along k, as AVX-512's dot product of bf16 takes them. Elsewhere that is emulated
@@ -61,8 +61,8 @@ struct Step<pair> {
     total = (vf)_mm512_dpbf16_ps((__m512)total, (__m512bh)left, (__m512bh)right);
 #else
     const vu a = (vu)left, b = (vu)right;
-    total += (vf)(a << 16) * (vf)(b << 16);
-    total += (vf)(a & 0xffff0000u) * (vf)(b & 0xffff0000u);
+    total = fused((vf)(a << 16), (vf)(b << 16), total);
+    total = fused((vf)(a & 0xffff0000u), (vf)(b & 0xffff0000u), total);
 #endif
   }
 };

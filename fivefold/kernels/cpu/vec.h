@@ -8,6 +8,8 @@
 #include <cstring>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #ifndef FIVEFOLD_LANES
@@ -109,10 +111,16 @@ inline vf load(const float* p) {
   std::memcpy(&x, p, sizeof x);
   return x;
 }
-inline vf load(const bf16* p) {
+inline vf load(const bf16* p) {  // GCC 12 takes five instructions to widen by itself
+#if defined(__AVX2__) && FIVEFOLD_LANES == 8
+  return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#elif defined(__AVX512F__) && FIVEFOLD_LANES == 16
+  return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+#else
   vh x;
   std::memcpy(&x, p, sizeof x);
   return (vf)(__builtin_convertvector(x, vu) << 16);
+#endif
 }
 inline vf load(const fp16* p) {
 #if defined(__F16C__) && FIVEFOLD_LANES == 8
@@ -143,8 +151,17 @@ inline void store(bf16* p, vf x) {
   const vu bits = (vu)x;
   const vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const vu quiet = (bits >> 16) | 0x40;
-  const vh low = __builtin_convertvector((vu)(x == x ? rounded : quiet), vh);
+  const vu chosen = (vu)(x == x ? rounded : quiet);
+#if defined(__AVX2__) && FIVEFOLD_LANES == 8
+  const __m256i wide = (__m256i)chosen;
+  const __m128i low = _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+  _mm_storeu_si128((__m128i*)p, low);
+#elif defined(__AVX512F__) && FIVEFOLD_LANES == 16
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)chosen));
+#else
+  const vh low = __builtin_convertvector(chosen, vh);
   std::memcpy(p, &low, sizeof low);
+#endif
 }
 inline void store(fp16* p, vf x) {
 #if defined(__F16C__) && FIVEFOLD_LANES == 8
@@ -170,6 +187,20 @@ template <class T> inline void store_some(T* p, vf x, int count) {
 
 // ---- arithmetic ----
 
+// a b + c, rounded once where the CPU can. Never left to the compiler (-ffp-contract=off), which
+// fuses in one kernel and not in another, as it thinks best: the bits of a sum would depend on it.
+inline vf fused(vf a, vf b, vf c) {
+#if defined(__FMA__) && FIVEFOLD_LANES == 8
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__AVX512F__) && FIVEFOLD_LANES == 16
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__aarch64__) && FIVEFOLD_LANES == 4
+  return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
 inline vf maximum(vf a, vf b) { return a > b ? a : b; }
 inline vf minimum(vf a, vf b) { return a < b ? a : b; }
 
@@ -194,16 +225,16 @@ inline float maximum(vf x) {
 inline vf exp(vf x) {
   const vf inside = minimum(maximum(x, splat(-87.3f)), splat(88.3f));
   const vf magic = splat(12582912.0f);  // 1.5 x 2^23: adding it rounds to an integer
-  const vf shifted = inside * splat(1.44269504088896341f) + magic;
+  const vf shifted = fused(inside, splat(1.44269504088896341f), magic);
   const vf n = shifted - magic;
-  const vf r = (inside - n * splat(0.693359375f)) + n * splat(2.12194440e-4f);
+  const vf r = fused(n, splat(2.12194440e-4f), fused(n, splat(-0.693359375f), inside));
   vf p = splat(1.9875691500e-4f);
-  p = p * r + splat(1.3981999507e-3f);
-  p = p * r + splat(8.3334519073e-3f);
-  p = p * r + splat(4.1665795894e-2f);
-  p = p * r + splat(1.6666665459e-1f);
-  p = p * r + splat(5.0000001201e-1f);
-  p = p * (r * r) + r + splat(1.0f);
+  p = fused(p, r, splat(1.3981999507e-3f));
+  p = fused(p, r, splat(8.3334519073e-3f));
+  p = fused(p, r, splat(4.1665795894e-2f));
+  p = fused(p, r, splat(1.6666665459e-1f));
+  p = fused(p, r, splat(5.0000001201e-1f));
+  p = fused(p, r * r, r) + splat(1.0f);
   const vi exponent = __builtin_convertvector(n, vi) << 23;
   const vf value = (vf)((vi)p + exponent);
   const vf bounded = x < splat(-87.3f) ? splat(0.0f) : value;

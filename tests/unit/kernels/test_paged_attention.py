@@ -254,3 +254,42 @@ def test_a_cache_whose_rows_have_gaps() -> None:
         paged_attention(query, gaps, values, *rest, scale=0.3)
     with pytest.raises(KernelError, match="number of keys"):
         paged_attention(query, keys, values, *rest, scale=0.3, window=-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("held", "heads", "head_dim", "queries", "window"),
+    [(200, (9, 3), 64, 1, 0), (333, (8, 2), 80, 2, 50), (150, (4, 4), 24, 40, 0), (1100, (6, 1), 32, 1, 0)],
+)  # fmt: skip
+def test_keys_that_lie_dim_by_dim_give_the_same_bits(
+    dtype: torch.dtype, held: int, heads: tuple[int, int], head_dim: int, queries: int, window: int
+) -> None:
+    """A cache [blocks,K,E,block_size] seen as [blocks,block_size,K,E]: read without packing."""
+    torch.manual_seed(held)
+    block, rows, (many, few) = 32, 3, heads
+    blocks = -(-held // block)
+    keys, values = (torch.randn(rows * blocks, block, few, head_dim).to(dtype) for _ in range(2))
+    lengths = torch.tensor([held, held - 7, held - 31], dtype=torch.int32)
+    across = torch.full((rows * blocks, few, head_dim, block), float("nan"), dtype=dtype)
+    across = across.permute(0, 3, 1, 2)
+    table = torch.randperm(rows * blocks).to(torch.int32).view(rows, blocks)
+    for row, length in enumerate(lengths.tolist()):
+        for place in range(length):
+            slot = table[row, place // block], place % block
+            across[slot] = keys[slot]
+        if length < blocks * block:
+            values[table[row, -1], length - (blocks - 1) * block :] = float("nan")
+    query = torch.randn(rows * queries, many, head_dim).to(dtype)
+    starts = torch.arange(rows + 1, dtype=torch.int32) * queries
+    rest = (values, table, starts, lengths)
+    found = paged_attention(query, across, *rest, scale=0.2, window=window)
+    keys = torch.where(across.isnan(), 0, keys)
+    assert torch.equal(found, paged_attention(query, keys, *rest, scale=0.2, window=window))
+    assert found.isfinite().all()
+
+
+def test_keys_dim_by_dim_want_whole_panels() -> None:
+    query, keys, values, *rest = cached(Case([20], [1]), torch.float32)
+    across = keys.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    with pytest.raises(KernelError, match="with blocks of 32 keys"):
+        paged_attention(query, across, values, *rest, scale=0.3)
