@@ -70,12 +70,18 @@ template <class T> struct Slots {
     return base + table[position / block_size] * block_stride + position % block_size * stride;
   }
   // Where the keys of a block lie. Outside [first, end), which may hold anything, a row of zeros
-  // takes their place.
+  // takes their place. Slots of one cache block are found together: a division a key would take
+  // longer than its products.
   void block(long block_start, long first, long end, const float* zeros, const T** rows) const {
-    for (long i = 0; i < BLOCK; ++i) {
-      const long position = block_start + i;
-      rows[i] = position >= first && position < end ? at(position) : (const T*)zeros;
+    const long from = std::max(first, block_start), to = std::min(end, block_start + BLOCK);
+    long position = block_start;
+    for (; position < std::min(from, block_start + BLOCK); ++position) rows[position - block_start] = (const T*)zeros;
+    while (position < to) {
+      const long run = table ? std::min(to - position, block_size - position % block_size) : to - position;
+      const T* slot = at(position);
+      for (long i = 0; i < run; ++i, ++position, slot += stride) rows[position - block_start] = slot;
     }
+    for (; position < block_start + BLOCK; ++position) rows[position - block_start] = (const T*)zeros;
   }
 };
 
