@@ -4,7 +4,8 @@ What holds between any two calls, and what `Scheduler.invariants` checks:
 
 1. Every block is in exactly one state: free, cached (nobody's, but found by its prefix) or owned.
 2. A block's reference count is the number of block tables that list it; owned means above 0.
-3. Only running sequences have blocks: as many as `computed` needs, and room written next at most.
+3. Only running sequences have blocks: those that `computed` needs, none beyond their tokens. (One
+   that ends while a plan is open keeps its blocks until the plan is handed back.)
 4. A block that others can see (shared, or in the prefix index) is never written: it is full and
    computed, or it is copied first.
 5. Tokens [0, computed) of a sequence are in its blocks; a plan computes [computed, ...), so no

@@ -39,10 +39,9 @@ class Lines:
         return victim
 
     def leave(self, sequence: Sequence) -> None:
-        """Out of its line, with its blocks given back."""
+        """Out of its line."""
         line = self.running if sequence.state == "running" else self.waiting
         del line[bisect_left(line, sequence.order, key=ORDER)]
-        self._blocks.release(sequence.block_table)
 
     def invariants(self) -> None:
         """Raise AssertionError naming what is broken."""

@@ -59,6 +59,7 @@ class Scheduler:
         self._live: dict[int, Sequence] = {}
         self._lines = Lines(blocks)
         self._open: StepPlan | None = None
+        self._leaving: list[Sequence] = []  # ended while the open plan was being computed
         self._turnover = Turnover(clock)
 
     @property
@@ -136,7 +137,7 @@ class Scheduler:
         fit it.
         """
         self._check_answer(plan, sampled)
-        self._open = None
+        self._close()
         size = self.blocks.block_size
         for chunk in plan.chunks:
             sequence = chunk.sequence
@@ -153,11 +154,19 @@ class Scheduler:
                     self.finish(sequence.id, "length")
 
     def finish(self, id: int, reason: FinishReason) -> bool:
-        """End a sequence and give its blocks back at once. False when it had ended before."""
+        """End a sequence. False when it had ended before.
+
+        Its blocks are given back at once, or when the open plan is handed back: the runner may
+        be reading and writing them.
+        """
         sequence = self._live.pop(id, None)
         if sequence is None:
             return False
         self._lines.leave(sequence)
+        if self._open is None:
+            self.blocks.release(sequence.block_table)
+        else:
+            self._leaving.append(sequence)
         sequence.move("finished")
         sequence.finish = reason
         self._turnover.ended()
@@ -170,7 +179,7 @@ class Scheduler:
     def fail(self, plan: StepPlan) -> list[Sequence]:
         """The plan could not be computed: its sequences end with "error". Returns them."""
         self._check_open(plan)
-        self._open = None
+        self._close()
         failed = [chunk.sequence for chunk in plan.chunks if chunk.sequence.state == "running"]
         for sequence in failed:
             self.finish(sequence.id, "error")
@@ -192,7 +201,7 @@ class Scheduler:
     def invariants(self) -> None:
         """Raise AssertionError naming what is broken; between any two calls nothing is."""
         running, waiting = self._lines.running, self._lines.waiting
-        self.blocks.invariants([sequence.block_table for sequence in running])
+        self.blocks.invariants([s.block_table for s in (*running, *self._leaving)])
         self.prefix.invariants()
         if self._open is None:
             self._lines.invariants()
@@ -200,6 +209,12 @@ class Scheduler:
             raise AssertionError(f"{len(running)} run at once")
         if {s.id for s in (*running, *waiting)} != self._live.keys():
             raise AssertionError("a sequence neither runs nor waits")
+
+    def _close(self) -> None:
+        self._open = None
+        for sequence in self._leaving:
+            self.blocks.release(sequence.block_table)
+        self._leaving.clear()
 
     def _index(self, sequence: Sequence, first: int, end: int) -> None:
         keys = self.prefix.extend(sequence.keys, sequence.tokens, sequence.salt, end)
