@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fivefold.engines.serve.logprobs import Logprob
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "abort", "error"]
+NO_TOKEN = -1
+"""Stands for the token of a delta that ends an answer without one (abort, error)."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,24 @@ class Completion:
     logprobs: list[dict[int, Logprob]] | None
     finish_reason: FinishReason
     stop_reason: str | int | None
-    """The stop string or the token id that ended the answer."""
+    """The stop string or the token id that ended the answer; what went wrong after an error."""
     prompt_tokens: int
     timings: Timings
+    index: int = 0
+    """Which of the `n` answers to its prompt."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that were found in the cache."""
+    cumulative_logprob: float | None = None
+    """Sum of the chosen tokens' log-probabilities, where those were asked for."""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """One a prompt token, as `logprobs`; the first has none."""
+
+
+def best(completions: Sequence[Completion], count: int) -> list[Completion]:
+    """The `count` of the highest mean log-probability a token, best first, numbered anew."""
+
+    def mean(completion: Completion) -> float:
+        return (completion.cumulative_logprob or 0.0) / max(1, len(completion.token_ids))
+
+    ranked = sorted(completions, key=mean, reverse=True)[:count]
+    return [replace(completion, index=place) for place, completion in enumerate(ranked)]

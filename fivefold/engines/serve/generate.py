@@ -7,15 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from fivefold.core.errors import PromptError
 from fivefold.engines.serve.completion import Completion, Delta
+from fivefold.engines.serve.prepare import Preparation, Prompt
 from fivefold.engines.serve.request import Request
 from fivefold.engines.serve.runner import CACHE_STEP, ModelRunner
-from fivefold.engines.serve.sampler import Sampler, check_ids
+from fivefold.engines.serve.sampler import Sampler
 from fivefold.engines.serve.sampling_params import SamplingParams
 from fivefold.model.cache import KVCache
 from fivefold.model.decoder import Decoder
 from fivefold.text.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int]
 
 
 class Generator:
@@ -32,8 +31,8 @@ class Generator:
         self.tokenizer = tokenizer
         self.max_batch = max_batch
         self.runner = ModelRunner(decoder)
-        known = () if tokenizer is None else tokenizer.eos_ids
-        self.end_tokens = tuple(dict.fromkeys((*self.config.eos_token_ids, *known)))
+        self._preparation = Preparation(self.config, tokenizer)
+        self.end_tokens = self._preparation.end_tokens
 
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams]
@@ -98,45 +97,11 @@ class Generator:
 
     def request(self, prompt: Prompt, params: SamplingParams) -> Request:
         """A prompt ready to run. Raises PromptError for one that this model cannot take."""
-        ids = self._encode(prompt)
-        context = self.config.max_positions
-        if len(ids) >= context:
+        if params.candidates > 1 or params.prompt_logprobs is not None:
             raise PromptError(
-                f"the prompt has {len(ids)} tokens, but the model's context is {context}"
-                " with at least one token to produce",
-                "shorten the prompt",
+                "n, best_of and prompt_logprobs need the paged engine", "use fivefold.LLM"
             )
-        if self.tokenizer is None and params.stops:
-            raise PromptError("stop strings need a tokenizer", "use stop_token_ids")
-        check_ids(params, self.config.vocab_size)
-        limit = min(params.max_new_tokens, context - len(ids))
-        return Request(ids, params, limit, self.end_tokens, self.tokenizer)
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            ids = [int(token) for token in prompt]
-        elif self.tokenizer is None:
-            raise PromptError("a text prompt needs a tokenizer", "give token ids")
-        else:
-            ids = self.tokenizer.encode(prompt)
-        wrong = next((t for t in ids if not 0 <= t < self.config.vocab_size), None)
-        if wrong is not None:
-            raise PromptError(
-                f"the prompt has token {wrong}, but the vocabulary has {self.config.vocab_size}",
-                "use the tokenizer that belongs to the model",
-            )
-        return ids or [self._beginning()]
-
-    def _beginning(self) -> int:
-        """What stands for an empty prompt."""
-        known = None if self.tokenizer is None else self.tokenizer.bos_id
-        beginning = known if known is not None else self.config.bos_token_id
-        if beginning is None:
-            raise PromptError(
-                "the prompt is empty and the model has no beginning-of-sequence token",
-                "give a prompt",
-            )
-        return beginning
+        return self._preparation.request(prompt, params)
 
 
 def room_for(requests: Sequence[Request]) -> int:

@@ -32,16 +32,15 @@ class Penalties:
         for row, prompt in enumerate(prompts):
             ids = torch.tensor(prompt, dtype=torch.long, device=device)
             self.seen[row, ids[ids < vocab_size]] = True
-        self.repetition = _column([p.repetition_penalty for p in params], device)
-        self.frequency = _column([p.frequency_penalty for p in params], device)
-        self.presence = _column([p.presence_penalty for p in params], device)
+        self.repetition = column([p.repetition_penalty for p in params], device)
+        self.frequency = column([p.frequency_penalty for p in params], device)
+        self.presence = column([p.presence_penalty for p in params], device)
 
     def apply(self, logits: Tensor) -> Tensor:
         """[B,V] -> [B,V], a new tensor."""
-        penalised = torch.where(logits < 0, logits * self.repetition, logits / self.repetition)
-        logits = torch.where(self.seen, penalised, logits)
-        logits = logits - self.counts * self.frequency
-        return logits - (self.counts > 0) * self.presence
+        return penalise(
+            logits, self.seen, self.counts, self.repetition, self.frequency, self.presence
+        )
 
     def record(self, tokens: Tensor) -> None:
         """[B] the tokens just chosen."""
@@ -54,5 +53,21 @@ class Penalties:
             setattr(self, name, getattr(self, name)[rows])
 
 
-def _column(values: Sequence[float], device: torch.device) -> Tensor:
+def penalise(
+    logits: Tensor,
+    seen: Tensor,
+    counts: Tensor,
+    repetition: Tensor,
+    frequency: Tensor,
+    presence: Tensor,
+) -> Tensor:
+    """[B,V] with histories [B,V] and columns [B,1] -> [B,V], a new tensor."""
+    penalised = torch.where(logits < 0, logits * repetition, logits / repetition)
+    logits = torch.where(seen, penalised, logits)
+    logits = logits - counts * frequency
+    return logits - (counts > 0) * presence
+
+
+def column(values: Sequence[float], device: torch.device) -> Tensor:
+    """[B,1] fp32."""
     return torch.tensor(values, dtype=torch.float32, device=device)[:, None]

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fivefold.engines.serve.completion import Completion, Delta, FinishReason, Timings
+from fivefold.engines.serve.completion import (
+    NO_TOKEN,
+    Completion,
+    Delta,
+    FinishReason,
+    Timings,
+)
 from fivefold.engines.serve.logprobs import Logprob
 from fivefold.engines.serve.sampling_params import SamplingParams
 from fivefold.engines.serve.stop import StopMatcher
@@ -36,6 +42,8 @@ class Request:
         self.token_ids: list[int] = []
         self.text = ""
         self.logprobs: list[dict[int, Logprob]] = []
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self.cumulative_logprob: float | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self._first_at = 0.0
@@ -51,7 +59,9 @@ class Request:
         """Take the next token, `elapsed` seconds after the start."""
         self.token_ids.append(token)
         if logprobs is not None:
-            self.logprobs.append(logprobs)
+            self.cumulative_logprob = (self.cumulative_logprob or 0.0) + logprobs[token].logprob
+            if self.params.logprobs is not None:
+                self.logprobs.append(logprobs)
         if len(self.token_ids) == 1:
             self._first_at = elapsed
         self._last_at = elapsed
@@ -84,7 +94,17 @@ class Request:
         """Times so far."""
         return Timings(self._first_at, self._last_at, len(self.token_ids))
 
-    def completion(self) -> Completion:
+    def end(self, reason: FinishReason, why: str | None, elapsed: float) -> Delta:
+        """End the answer without another token; text that was held back comes with it."""
+        rest = self._remaining_text()
+        self.text += rest
+        self.finish_reason, self.stop_reason = reason, why
+        if not self.token_ids:
+            self._first_at = elapsed
+        self._last_at = elapsed
+        return Delta(rest, NO_TOKEN, None, reason, self.timings)
+
+    def completion(self, index: int = 0, cached_tokens: int = 0) -> Completion:
         """The whole answer, once finished."""
         assert self.finish_reason is not None
         return Completion(
@@ -95,4 +115,8 @@ class Request:
             stop_reason=self.stop_reason,
             prompt_tokens=len(self.prompt),
             timings=self.timings,
+            index=index,
+            cached_tokens=cached_tokens,
+            cumulative_logprob=self.cumulative_logprob,
+            prompt_logprobs=self.prompt_logprobs,
         )

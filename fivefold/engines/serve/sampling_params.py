@@ -10,6 +10,7 @@ from typing import Any
 from fivefold.core.errors import PromptError
 
 MAX_LOGPROBS = 64
+MAX_ANSWERS = 128
 BIAS_LIMIT = 100.0
 SEED_LIMIT = 1 << 64
 
@@ -57,6 +58,12 @@ class SamplingParams:
     """Same seed, prompt and model: same answer, whatever the batch. None: drawn afresh."""
     logprobs: int | None = None
     """Report each chosen token's log-probability under the model, and those of the n likeliest."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt; the whole prompt is computed then."""
+    n: int = 1
+    """Answers to give. Answer i draws with seed + i."""
+    best_of: int | None = None
+    """Answers to produce, of which the `n` of the highest mean log-probability are given."""
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -71,6 +78,16 @@ class SamplingParams:
     def greedy(self) -> bool:
         """True when the most likely token is taken."""
         return self.temperature == 0
+
+    @property
+    def candidates(self) -> int:
+        """Answers to produce."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def reported(self) -> int | None:
+        """As `logprobs`, but 0 where ranking needs the chosen tokens' own."""
+        return 0 if self.logprobs is None and self.candidates > self.n else self.logprobs
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -91,8 +108,12 @@ def _check_lengths(params: SamplingParams) -> None:
             f"min_tokens={params.min_tokens} is more than max_new_tokens={params.max_new_tokens}",
             "lower the one or raise the other",
         )
-    if params.logprobs is not None:
-        _integer("logprobs", params.logprobs, 0, MAX_LOGPROBS)
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(params, name) is not None:
+            _integer(name, getattr(params, name), 0, MAX_LOGPROBS)
+    _integer("n", params.n, 1, MAX_ANSWERS)
+    if params.best_of is not None:
+        _integer("best_of", params.best_of, params.n, MAX_ANSWERS)
     if params.seed is not None:
         _integer("seed", params.seed, 0, SEED_LIMIT - 1)
 

@@ -1,0 +1,311 @@
+"""Requests in, pieces of answers out: scheduler, runner and sampler, one step at a time."""
+
+from __future__ import annotations
+
+# W rows that sample, D hidden, V vocabulary
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from torch import Tensor
+
+from fivefold.core.errors import one_line
+from fivefold.engines.serve.completion import FinishReason
+from fivefold.engines.serve.paged.answers import Answer, Group, Output
+from fivefold.engines.serve.paged.cache import PagedCache
+from fivefold.engines.serve.paged.prompt_report import PromptReport
+from fivefold.engines.serve.paged.runner import PagedRunner
+from fivefold.engines.serve.paged.settings import EngineSettings
+from fivefold.engines.serve.paged.weights import check_state, copy_state
+from fivefold.engines.serve.prepare import Preparation, Prompt
+from fivefold.engines.serve.request import Request
+from fivefold.engines.serve.row_sampler import RowSampler, SampledRows
+from fivefold.engines.serve.sampler import no_numbers_error
+from fivefold.engines.serve.sampling_params import SamplingParams
+from fivefold.engines.serve.scheduling.blocks import BlockManager
+from fivefold.engines.serve.scheduling.plan import StepPlan
+from fivefold.engines.serve.scheduling.prefix import PrefixIndex
+from fivefold.engines.serve.scheduling.scheduler import Scheduler
+from fivefold.engines.serve.scheduling.sequence import Sequence
+from fivefold.model.decoder import Decoder
+from fivefold.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """What an engine is busy with: counts of sequences, blocks and tokens."""
+
+    running: int
+    waiting: int
+    blocks: int
+    blocks_owned: int
+    blocks_cached: int
+    tokens_asked: int
+    """Prompt tokens looked for in the prefix cache so far, and those of them found there."""
+    tokens_hit: int
+    preemptions: int
+    steps: int
+
+
+class Engine:
+    """Serves one decoder. Not for several threads: one calls `step` again and again.
+
+    `tokenizer` may be None when prompts are token ids and no text is wanted. Raises
+    MemoryBudgetError when the model leaves no room for a cache.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer | None,
+        settings: EngineSettings | None = None,
+    ) -> None:
+        self.decoder = decoder
+        self.tokenizer = tokenizer
+        self.settings = settings = settings or EngineSettings()
+        self.preparation = Preparation(decoder.config, tokenizer, settings.context(decoder))
+        blocks, size = settings.blocks(decoder), settings.block_size
+        device, dtype = decoder.head_weight().device, settings.kv_format(decoder)
+        self.runner = PagedRunner(decoder, PagedCache(decoder.config, blocks, size, dtype, device))
+        self.blocks = BlockManager(blocks, size)
+        self.prefix = PrefixIndex(self.blocks)
+        self.scheduler = Scheduler(
+            self.blocks,
+            self.prefix,
+            max_sequences=settings.max_sequences,
+            token_budget=max(settings.token_budget, settings.max_sequences),
+            queue_limit=settings.queue_limit,
+        )
+        ends = self.preparation.end_tokens
+        self.sampler = RowSampler(decoder.config.vocab_size, ends, device)
+        self.paused = False
+        self.version = 0
+        """Counts the changes of weights."""
+        self.last_error: Exception | None = None
+        """Why answers ended with "error"."""
+        self._ids = count()
+        self._groups: dict[int, Group] = {}
+        self._answers: dict[int, Answer] = {}  # by sequence
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request has not ended."""
+        return bool(self._groups)
+
+    def add_request(
+        self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, tenant: str = ""
+    ) -> int:
+        """Queue a request: its id.
+
+        Requests of lower `priority` run first; those of different tenants share no cached prefix.
+        Raises PromptError for what the model or the cache cannot take, QueueFullError when too
+        many wait.
+        """
+        request = self.preparation.request(prompt, params)
+        sequence = Sequence(
+            id=next(self._ids),
+            tokens=list(request.prompt),
+            prompt_length=len(request.prompt),
+            max_tokens=request.limit,
+            salt=tenant.encode(),
+            priority=priority,
+            match_prefix=self.settings.prefix_cache and params.prompt_logprobs is None,
+        )
+        self.scheduler.add(sequence)
+        group = Group(sequence.id, params, time.perf_counter())
+        answer = self._enter(group, request, sequence)
+        if params.prompt_logprobs is not None:
+            answer.report = PromptReport(request.prompt, params.prompt_logprobs)
+            request.prompt_logprobs = answer.report.found
+        self._groups[group.id] = group
+        return group.id
+
+    def step(self) -> list[Output]:
+        """Compute one step: the new piece of every answer that got a token.
+
+        An error in here ends the answers that were being computed, with the reason "error", and
+        is kept as `last_error`.
+        """
+        if self.paused or not self.scheduler.has_work:
+            return []
+        plan = self.scheduler.schedule()
+        try:
+            answers, sampled = self._compute(plan)
+        except BaseException as error:
+            self.scheduler.fail(plan)
+            ids = {chunk.sequence.id for chunk in plan.chunks}
+            found = self._answers.values()
+            failed = [a for a in found if a.sequence.id in ids or a.is_unscheduled]
+            why = f"{type(error).__name__}: {one_line(error)}"
+            outputs = [self._end(answer, "error", why) for answer in failed]
+            if not isinstance(error, Exception):
+                raise
+            self.last_error = error
+            return outputs
+        return self._take(plan, answers, sampled)
+
+    def abort(self, id: int) -> list[Output]:
+        """End a request: its blocks are free at once. The last pieces of its answers."""
+        group = self._groups.get(id)
+        answers = [] if group is None else list(group.answers)
+        return [self._end(answer, "abort", None) for answer in answers]
+
+    def abort_all(self) -> list[Output]:
+        """End all requests."""
+        return [output for id in list(self._groups) for output in self.abort(id)]
+
+    def pause(self) -> None:
+        """Compute nothing until `resume`; requests may come and go."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self.paused = False
+
+    def update_weights(self, state: Mapping[str, Tensor], *, partial: bool = False) -> None:
+        """Copy new weights into the decoder's own; `partial`: not all of them.
+
+        Nothing that the old ones computed is used again: cached prefixes are forgotten, and
+        running requests compute their tokens so far anew. Raises EngineError, before anything
+        changes, for names or shapes that are not the decoder's.
+        """
+        check_state(self.decoder, state, partial)
+        copy_state(self.decoder, state)
+        self.forget_cache()
+
+    def forget_cache(self) -> None:
+        """Compute everything anew: the weights were changed from outside."""
+        self.version += 1
+        self.scheduler.restart(b"weights %d" % self.version)
+
+    def state(self) -> EngineState:
+        """Counts for metrics."""
+        scheduler, blocks, prefix = self.scheduler, self.blocks, self.prefix
+        return EngineState(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            blocks=blocks.num_blocks,
+            blocks_owned=blocks.owned_count,
+            blocks_cached=blocks.cached_count,
+            tokens_asked=prefix.tokens_asked,
+            tokens_hit=prefix.tokens_hit,
+            preemptions=scheduler.preemptions,
+            steps=scheduler.steps,
+        )
+
+    def check_idle(self) -> None:
+        """Raise AssertionError unless all blocks are free or cached and no request is held."""
+        if self.has_work:
+            raise AssertionError(f"{len(self._groups)} requests have not ended")
+        self.scheduler.invariants()
+        if self.scheduler.has_work or self._answers or len(self.sampler):
+            raise AssertionError("a sequence outlives its request")
+        if self.blocks.owned_count:
+            raise AssertionError(f"{self.blocks.owned_count} blocks are owned by nobody")
+
+    def _compute(self, plan: StepPlan) -> tuple[list[Answer], SampledRows]:
+        """Run the plan and sample: the answers that get a token, forks included, and the tokens."""
+        logits = self._logits(plan)
+        chunks = [chunk for chunk in plan.chunks if chunk.samples]
+        answers: list[Answer] = []
+        rows: list[int] = []
+        for row, chunk in enumerate(chunks):
+            answer = self._answers[chunk.sequence.id]
+            family = [answer, *self._forks(answer)] if answer.must_fork else [answer]
+            answers += family
+            rows += [row] * len(family)
+        if len(rows) > len(chunks):
+            logits = logits[rows]
+        if not answers:
+            return [], SampledRows([], [], frozenset())
+        return answers, self.sampler.sample(logits, [a.sequence.id for a in answers])
+
+    def _logits(self, plan: StepPlan) -> Tensor:
+        """[W,V] of the chunks that sample; reports on prompts are filled on the way."""
+        reports: dict[int, PromptReport] = {}
+        for chunk in plan.chunks:
+            report = self._answers[chunk.sequence.id].report
+            if report is not None and not report.is_done:
+                reports[chunk.sequence.id] = report
+        hidden = self.runner.hidden(plan, reports)
+        if not reports:
+            return self.runner.logits(hidden)
+        ends, place = [], 0
+        for chunk in plan.chunks:
+            report = reports.get(chunk.sequence.id)
+            if report is None:
+                place += chunk.samples
+            else:
+                rows = hidden[place : place + chunk.count]
+                report.take(chunk.start, self.runner.logits_in_pieces(rows))
+                place += chunk.count
+            if chunk.samples:
+                ends.append(place - 1)
+        return self.runner.logits(hidden[ends])
+
+    def _forks(self, first: Answer) -> list[Answer]:
+        """The other answers of a request whose prompt has just been read."""
+        group, made = first.group, []
+        group.cached_tokens = first.sequence.hit
+        for _ in range(1, group.params.candidates):
+            request = self.preparation.request(first.request.prompt, group.params)
+            request.prompt_logprobs = first.request.prompt_logprobs
+            sequence = Sequence(
+                id=next(self._ids),
+                tokens=list(request.prompt),
+                prompt_length=len(request.prompt),
+                max_tokens=request.limit,
+                salt=first.sequence.salt,
+                priority=first.sequence.priority,
+                match_prefix=self.settings.prefix_cache,
+            )
+            made.append(self._enter(group, request, sequence))
+        return made
+
+    def _take(self, plan: StepPlan, answers: list[Answer], sampled: SampledRows) -> list[Output]:
+        """Bring the scheduler up to date and hand out what is new."""
+        tokens = zip(answers, sampled.tokens, strict=True)
+        known = {a.sequence.id: [token] for a, token in tokens if not a.is_unscheduled}
+        self.scheduler.update(plan, known)
+        outputs = []
+        for place, answer in enumerate(answers):
+            if place in sampled.broken:
+                outputs.append(self._end(answer, "error", str(no_numbers_error())))
+                continue
+            if not answer.request.token_ids and answer.index == 0:
+                answer.group.cached_tokens = answer.sequence.hit
+            token = sampled.tokens[place]
+            outputs.append(answer.accept(token, sampled.logprobs[place]))
+            ended = answer.request.finish_reason is not None
+            if answer.is_unscheduled:
+                answer.sequence.tokens.append(token)
+                if not ended:
+                    self.scheduler.fork(answer.group.id, answer.sequence)
+        for answer in answers:
+            reason = answer.request.finish_reason
+            if reason is not None and answer.sequence.id in self._answers:
+                self._leave(answer, reason)
+        return outputs
+
+    def _enter(self, group: Group, request: Request, sequence: Sequence) -> Answer:
+        answer = Answer(group, len(group.answers), request, sequence)
+        self.sampler.add(sequence.id, group.params, request.prompt, answer.index)
+        group.answers.append(answer)
+        self._answers[sequence.id] = answer
+        return answer
+
+    def _end(self, answer: Answer, reason: FinishReason, why: str | None) -> Output:
+        """An answer that ends without a token."""
+        output = answer.end(reason, why)
+        self._leave(answer, reason)
+        return output
+
+    def _leave(self, answer: Answer, reason: FinishReason) -> None:
+        """Forget an answer that has ended; its blocks are free after this."""
+        self.scheduler.finish(answer.sequence.id, reason)
+        self.sampler.remove(answer.sequence.id)
+        del self._answers[answer.sequence.id]
+        answer.group.answers.remove(answer)
+        if not answer.group.answers:
+            del self._groups[answer.group.id]
