@@ -148,9 +148,9 @@ class Scheduler:
             if end // size > start // size:
                 self._index(sequence, start // size, end // size)
             if chunk.samples:
-                room = sequence.max_tokens - sequence.output_length
-                sequence.tokens += sampled[sequence.id][:room]
-                if sequence.output_length >= sequence.max_tokens:
+                tokens, most = sequence.tokens, sequence.prompt_length + sequence.max_tokens
+                tokens += sampled[sequence.id][: most - len(tokens)]
+                if len(tokens) == most:
                     self.finish(sequence.id, "length")
 
     def finish(self, id: int, reason: FinishReason) -> bool:

@@ -29,6 +29,7 @@ class Serving:
     ) -> None:
         self.blocks = BlockManager(num_blocks, block_size)
         self.prefix = PrefixIndex(self.blocks)
+        self._forget, self.blocks.on_evict = self.blocks.on_evict, self._evicted
         self.scheduler = Scheduler(
             self.blocks,
             self.prefix,
@@ -96,7 +97,7 @@ class Serving:
         before = set(self.scheduler.running)
         plan = self.scheduler.schedule()
         self._check_plan(plan)
-        self.seen["steps"] += 1
+        self.seen["steps"] += bool(plan.chunks)
         self.seen["tokens"] += plan.token_count
         self.seen["preemptions"] += len(plan.preempted)
         self.seen["copies"] += len(plan.copies)
@@ -161,6 +162,11 @@ class Serving:
     def check(self) -> None:
         self.scheduler.invariants()
         assert self.scheduler.has_work == bool(self.live)
+
+    def _evicted(self, block: int) -> None:
+        self.seen["evictions"] += 1
+        assert all(block not in s.block_table for s in self.scheduler.running)
+        self._forget(block)
 
     def _check_plan(self, plan: StepPlan) -> None:
         scheduler = self.scheduler

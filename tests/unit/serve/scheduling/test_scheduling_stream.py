@@ -21,7 +21,7 @@ def serving(chance: random.Random) -> Serving:
     block_size = chance.choice((1, 2, 3, 4, 8))
     max_sequences = chance.randint(1, 8)
     return Serving(
-        chance.randint(3, 40),
+        chance.choice((3, 8, 20, 60)),
         block_size,
         max_sequences=max_sequences,
         token_budget=max_sequences + chance.choice((0, 1, 5, 30)),
@@ -38,7 +38,7 @@ class Stream:
         self.serving = serving(self.chance)
         most = self.serving.blocks.num_blocks * self.serving.blocks.block_size
         self.longest = max(2, most // self.chance.choice((1, 2, 4)))
-        self.arrivals = self.chance.choice((0.1, 0.4, 1.0))
+        self.arrivals = self.chance.choice((0.2, 0.7, 1.2))
         self.beginnings = [self.tokens(self.longest) for _ in range(3)]
 
     def tokens(self, most: int) -> list[int]:
@@ -59,7 +59,7 @@ class Stream:
         chance = self.chance
         self.serving.add(
             self.prompt(),
-            chance.randint(1, max(2, self.longest)),
+            chance.randint(1, max(2, chance.choice((4, self.longest, 2 * self.longest)))),
             salt=chance.choice((b"", b"", b"", b"tenant")),
             priority=chance.choice((-2, 0, 0, 0, 1)),
             match_prefix=chance.random() < 0.9,
@@ -120,6 +120,7 @@ def check_variety(seen: Counter[str]) -> None:
         "warm starts": 200,
         "partial prompts": 200,
         "mixed steps": 200,
+        "evictions": 500,
         "copies": 50,
         "forks": 50,
         "aborts": 50,
