@@ -121,23 +121,14 @@ def _read_stdin() -> str:
 def _load(model: str, dtype: str, device: str, threads: int | None) -> Generator:
     import torch
 
-    from fivefold.core.errors import ConfigError
     from fivefold.engines.serve.generate import Generator
-    from fivefold.kernels.dispatch import low_precision_gemm_is_native
+    from fivefold.engines.serve.placement import find_device, find_dtype
     from fivefold.weights.open import load_decoder, load_tokenizer
 
     if threads is not None:
         torch.set_num_threads(threads)
-    name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    try:
-        where = torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"no device {device!r}: {str(error).splitlines()[0]}", "try --device cpu"
-        ) from None
-    formats = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    native = low_precision_gemm_is_native(where.type, torch.bfloat16)
-    chosen = formats[("bf16" if native else "fp32") if dtype == "auto" else dtype]
+    where = find_device(device)
+    chosen = find_dtype(dtype, where)
     tokenizer = load_tokenizer(model)
     return Generator(load_decoder(model, chosen, where), tokenizer)
 

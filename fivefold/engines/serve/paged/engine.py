@@ -23,6 +23,7 @@ from fivefold.engines.serve.request import Request
 from fivefold.engines.serve.row_sampler import RowSampler, SampledRows
 from fivefold.engines.serve.sampler import no_numbers_error
 from fivefold.engines.serve.sampling_params import SamplingParams
+from fivefold.engines.serve.scheduling import admission
 from fivefold.engines.serve.scheduling.blocks import BlockManager
 from fivefold.engines.serve.scheduling.plan import StepPlan
 from fivefold.engines.serve.scheduling.prefix import PrefixIndex
@@ -103,15 +104,8 @@ class Engine:
         many wait.
         """
         request = self.preparation.request(prompt, params)
-        sequence = Sequence(
-            id=next(self._ids),
-            tokens=list(request.prompt),
-            prompt_length=len(request.prompt),
-            max_tokens=request.limit,
-            salt=tenant.encode(),
-            priority=priority,
-            match_prefix=self.settings.prefix_cache and params.prompt_logprobs is None,
-        )
+        sequence = self._sequence(request, tenant.encode(), priority)
+        sequence.match_prefix &= params.prompt_logprobs is None
         self.scheduler.add(sequence)
         group = Group(sequence.id, params, time.perf_counter())
         answer = self._enter(group, request, sequence)
@@ -120,6 +114,12 @@ class Engine:
             request.prompt_logprobs = answer.report.found
         self._groups[group.id] = group
         return group.id
+
+    def check_request(self, prompt: Prompt, params: SamplingParams) -> list[int]:
+        """The prompt's token ids. Raises PromptError as `add_request` would."""
+        request = self.preparation.request(prompt, params)
+        admission.check(self._sequence(request, b"", 0), self.blocks)
+        return request.prompt
 
     def step(self) -> list[Output]:
         """Compute one step: the new piece of every answer that got a token.
@@ -251,15 +251,7 @@ class Engine:
         for _ in range(1, group.params.candidates):
             request = self.preparation.request(first.request.prompt, group.params)
             request.prompt_logprobs = first.request.prompt_logprobs
-            sequence = Sequence(
-                id=next(self._ids),
-                tokens=list(request.prompt),
-                prompt_length=len(request.prompt),
-                max_tokens=request.limit,
-                salt=first.sequence.salt,
-                priority=first.sequence.priority,
-                match_prefix=self.settings.prefix_cache,
-            )
+            sequence = self._sequence(request, first.sequence.salt, first.sequence.priority)
             made.append(self._enter(group, request, sequence))
         return made
 
@@ -287,6 +279,17 @@ class Engine:
             if reason is not None and answer.sequence.id in self._answers:
                 self._leave(answer, reason)
         return outputs
+
+    def _sequence(self, request: Request, salt: bytes, priority: int) -> Sequence:
+        return Sequence(
+            id=next(self._ids),
+            tokens=list(request.prompt),
+            prompt_length=len(request.prompt),
+            max_tokens=request.limit,
+            salt=salt,
+            priority=priority,
+            match_prefix=self.settings.prefix_cache,
+        )
 
     def _enter(self, group: Group, request: Request, sequence: Sequence) -> Answer:
         answer = Answer(group, len(group.answers), request, sequence)
