@@ -13,12 +13,16 @@ from hypothesis.stateful import (
 )
 
 from fivefold.engines.serve.scheduling.plan import StepPlan
-from fivefold.engines.serve.scheduling.sequence import Sequence
 from tests.unit.serve.scheduling.fake_model import VOCABULARY
 from tests.unit.serve.scheduling.harness import Serving
 
 TOKEN = st.integers(0, VOCABULARY - 1)
-PROMPT = st.lists(TOKEN, min_size=1, max_size=14)
+BEGINNING = [1, 2, 0, 0, 1, 2, 2, 1, 0, 2, 1, 1]
+PROMPT = st.builds(
+    lambda length, own: BEGINNING[:length] + own,
+    st.integers(0, len(BEGINNING)),
+    st.lists(TOKEN, min_size=1, max_size=4),
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -28,11 +32,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     plan: StepPlan | None = None
 
     @initialize(
-        num_blocks=st.integers(2, 10),
+        num_blocks=st.integers(4, 16),
         block_size=st.integers(1, 4),
-        max_sequences=st.integers(1, 4),
+        max_sequences=st.sampled_from((4, 3, 2, 1)),
         more=st.integers(0, 8),
-        queue_limit=st.integers(1, 6),
+        queue_limit=st.sampled_from((10, 2)),
     )
     def start(
         self, num_blocks: int, block_size: int, max_sequences: int, more: int, queue_limit: int
@@ -47,22 +51,31 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
 
     @rule(
-        prompt=PROMPT,
-        max_tokens=st.integers(1, 8),
+        prompts=st.lists(PROMPT, min_size=1, max_size=3),
+        max_tokens=st.sampled_from((1, 5, 9, 16)),
         salt=st.sampled_from((b"", b"tenant")),
         priority=st.integers(-1, 1),
-        match_prefix=st.booleans(),
+        match_prefix=st.sampled_from((True, True, False)),
     )
-    def add(self, prompt: list[int], max_tokens: int, **fields: object) -> None:
-        self.serving.add(prompt, max_tokens, **fields)
+    def add(self, prompts: list[list[int]], max_tokens: int, **fields: object) -> None:
+        for prompt in prompts:
+            self.serving.add(prompt, max_tokens, **fields)
 
-    @precondition(lambda self: self.plan is None)
-    @rule(times=st.integers(1, 6), extra=st.integers(0, 2))
-    def step(self, times: int, extra: int) -> None:
+    @precondition(lambda self: self.plan is None and self.serving.live)
+    @rule(
+        times=st.integers(1, 8),
+        extra=st.sampled_from((0, 0, 1, 2)),
+        branches=st.lists(TOKEN, max_size=3),
+    )
+    def step(self, times: int, extra: int, branches: list[int]) -> None:
+        self.serving.step(extra=extra)
+        answering = [s for s in self.serving.scheduler.running if s.output_length > 0]
+        for parent, token in zip(answering * len(branches), branches, strict=False):
+            self.serving.fork(parent, token)
         for _ in range(times):
-            self.serving.step(extra=extra)
+            self.serving.step()
 
-    @precondition(lambda self: self.plan is None)
+    @precondition(lambda self: self.plan is None and self.serving.live)
     @rule()
     def schedule(self) -> None:
         self.plan = self.serving.schedule()
@@ -77,16 +90,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.serving.live)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        self.serving.abort(self._any(data))
+        self.serving.abort(data.draw(st.sampled_from(list(self.serving.live.values())), "who"))
 
-    @precondition(lambda self: self.plan is None and self.serving.live)
-    @rule(data=st.data(), token=TOKEN)
-    def fork(self, data: st.DataObject, token: int) -> None:
-        parent = self._any(data)
-        if parent.output_length > 0:
-            self.serving.fork(parent, token)
-
-    @precondition(lambda self: self.plan is None)
+    @precondition(lambda self: self.plan is None and self.serving.scheduler.running)
     @rule()
     def new_weights(self) -> None:
         self.serving.new_weights()
@@ -103,11 +109,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.serving.finish_step(self.plan)
         self.serving.drain(5_000)
 
-    def _any(self, data: st.DataObject) -> Sequence:
-        return data.draw(st.sampled_from(list(self.serving.live.values())), "sequence")
-
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(
-    deadline=None, derandomize=True, max_examples=60, stateful_step_count=40
+    deadline=None, derandomize=True, max_examples=120, stateful_step_count=30
 )
