@@ -188,7 +188,7 @@ def test_a_block_compiled_as_one_graph(policy: bool, dtype: torch.dtype) -> None
 
 
 def test_a_block_compiled_over_documents() -> None:
-    """Where documents begin is found outside of the graph, once for all blocks."""
+    """How many documents there are is a size that the graph does not know."""
     torch._dynamo.reset()
     documents = torch.tensor([[0] * 5 + [1] * 12, [2] * 16 + [-1]])
     with deterministic():
