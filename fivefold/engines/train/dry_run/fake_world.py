@@ -2,7 +2,9 @@
 
 Tensors have shapes and no values (torch's FakeTensorMode), collectives return at once (torch's
 fake process group). What a step reads back to the host (the loss, the norm, counts of targets)
-is answered with one. Kernels are those of a device that multiplies in low precision.
+is answered with one. So is the number of places that `nonzero` finds, which packed attention asks
+for the starts of documents: they pass as one document, and no size of its own depends on how many
+there are. Kernels are those of a device that multiplies in low precision.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from fivefold.engines.train.process import Process
 from fivefold.kernels import dispatch
 
 ITEM = torch.ops.aten._local_scalar_dense.default
+NONZERO = torch.ops.aten.nonzero.default
 LIFT = torch.ops.aten.lift_fresh.default
 DEVICE = torch.ops.prim.device.default
 
@@ -69,6 +72,8 @@ class _HostReads(TorchDispatchMode):
             return args[0].fake_device
         if func is ITEM and isinstance(args[0], FakeTensor):
             return 1.0 if args[0].is_floating_point() else 1
+        if func is NONZERO and isinstance(args[0], FakeTensor):
+            return args[0].new_empty((1, args[0].ndim), dtype=torch.int64)
         if func is not LIFT and _all_real(args, kwargs):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)

@@ -20,6 +20,7 @@ from fivefold.engines.train.optimizer import MasterOptimizer
 from fivefold.engines.train.process import Process
 from fivefold.engines.train.run import check_run
 from fivefold.engines.train.step import TrainStep
+from fivefold.kernels.dispatch import deterministic
 from fivefold.kernels.grouped_linear import ALIGNMENT
 from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Decoder
@@ -58,7 +59,10 @@ def one_of_each_stage(layout: Layout) -> list[int]:
 
 
 def _account(config: RunConfig, model_config: ModelConfig, rank: int) -> Account:
-    with fake_world(config.layout, rank) as process:
+    with (
+        fake_world(config.layout, rank) as process,
+        deterministic(config.train.kernels == "deterministic"),
+    ):
         return measure(
             # Not from the meta device: `to_empty` cannot swap fake parameters.
             lambda: _evenly_loaded(build(config, model_config, process, process.device)),
