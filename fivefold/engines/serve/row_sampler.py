@@ -92,11 +92,12 @@ class RowSampler:
         batch = self._gather(tuple(ids))
         adjusted = self._adjust(logits, batch)
         chosen = adjusted.argmax(dim=-1)
+        broken = not_numbers(adjusted, chosen)
         if not batch.columns.all_greedy:
             drawn = draw(batch.columns.filter(adjusted), self._uniforms(batch))
+            # Drawing from NaN runs off the end.
+            drawn = drawn.clamp(max=logits.shape[-1] - 1)
             chosen = torch.where(batch.columns.greedy, chosen, drawn)
-        broken = not_numbers(adjusted, chosen)
-        chosen = chosen.clamp(max=logits.shape[-1] - 1)  # drawing from NaN runs off the end
         if batch.penalised:
             self.histories.record(
                 [batch.ids[place] for place in batch.penalised], chosen[batch.penalised]

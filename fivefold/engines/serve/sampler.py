@@ -94,11 +94,11 @@ class Sampler:
         """[B,V] fp32 logits of the last position -> the next token of every row."""
         adjusted = self.adjust(logits)
         chosen = adjusted.argmax(dim=-1)
+        if not_numbers(adjusted, chosen).any():
+            raise no_numbers_error()
         if not self.columns.all_greedy:
             drawn = draw(self.filter(adjusted), self._uniforms())
             chosen = torch.where(self.columns.greedy, chosen, drawn)
-        if not_numbers(adjusted, chosen).any():
-            raise no_numbers_error()
         if self.penalties is not None:
             self.penalties.record(chosen)
         self.steps = [step + 1 for step in self.steps]
@@ -127,13 +127,12 @@ class Sampler:
         return torch.tensor(numbers, dtype=torch.float64, device=self.device)
 
 
-def not_numbers(logits: Tensor, chosen: Tensor) -> Tensor:
-    """[B,V] and [B] -> [B] bool, rows of which something is NaN.
+def not_numbers(logits: Tensor, likeliest: Tensor) -> Tensor:
+    """[B,V] and the argmax [B] -> [B] bool, rows of which something is NaN.
 
-    NaN is the largest value to argmax and spreads over a softmax, so the chosen logit shows it.
+    NaN is the largest value to argmax.
     """
-    last = logits.shape[-1] - 1
-    return logits.gather(-1, chosen.clamp(max=last)[:, None])[:, 0].isnan()
+    return logits.gather(-1, likeliest[:, None])[:, 0].isnan()
 
 
 def no_numbers_error() -> PromptError:

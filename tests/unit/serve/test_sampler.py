@@ -242,8 +242,11 @@ def test_a_flat_distribution_needs_the_whole_vocabulary() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_numbers_are_refused(temperature: float) -> None:
     logits = torch.full((1, 9), float("nan"))
-    with pytest.raises(PromptError, match="not numbers"):
-        sampler([SamplingParams(temperature=temperature)], 9).sample(logits)
+    one = torch.zeros(1, 9)
+    one[0, 4] = float("nan")
+    for wrong in (logits, one):
+        with pytest.raises(PromptError, match="not numbers"):
+            sampler([SamplingParams(temperature=temperature)], 9).sample(wrong)
 
 
 @pytest.mark.parametrize("given", [{"logit_bias": {9: 1.0}}, {"stop_token_ids": [12]}])
