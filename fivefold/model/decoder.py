@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.kernels.linear import linear
+from fivefold.kernels.packed_linear import PackedWeight, pack_weight
 from fivefold.kernels.rope import rope_tables
 from fivefold.model.attention import Attention
 from fivefold.model.attention_backend import AttentionBackend
@@ -18,7 +19,7 @@ from fivefold.model.feed_forward import FeedForward
 from fivefold.model.mla import LatentAttention
 from fivefold.model.moe import MixtureOfExperts
 from fivefold.model.norm import RMSNorm
-from fivefold.model.projection import Projection
+from fivefold.model.projection import Projection, apply_packed
 
 Tables = tuple[Tensor, Tensor]
 
@@ -56,6 +57,8 @@ class Decoder(nn.Module):
 
     Matrices have no defined values until `initialize`, or until weights are loaded.
     """
+
+    packed_head: PackedWeight | None = None  # see `pack`
 
     def __init__(
         self,
@@ -132,9 +135,22 @@ class Decoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [...,V] in fp32 of hidden states [...,D]."""
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        scores = linear(hidden, self.head_weight()).to(wide)
+        if self.packed_head is not None and not torch.is_grad_enabled():
+            scores = apply_packed(hidden, self.packed_head).to(wide)
+        else:
+            scores = linear(hidden, self.head_weight()).to(wide)
         cap = self.config.logit_softcap
         return scores if cap is None else torch.tanh(scores / cap) * cap
+
+    def pack(self) -> None:
+        """Repack matrices for inference, beside themselves; again when they change.
+
+        Bits of the products stay. Where no kernel packs, nothing is held twice.
+        """
+        for module in self.modules():
+            if isinstance(module, Projection):
+                module.pack()
+        self.packed_head = pack_weight(self.head_weight())
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:

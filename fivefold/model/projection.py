@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from fivefold.kernels.linear import linear
+from fivefold.kernels.packed_linear import PackedWeight, pack_weight, packed_linear
 
 
 class Projection(nn.Linear):
-    """[..., I] to [..., O]. Holds what memory held until values are set or loaded."""
+    """[..., I] to [..., O]. Holds what memory held until values are set or loaded.
+
+    packed: the weight once more, in the order in which inference reads it; see `pack`.
+    """
+
+    packed: PackedWeight | None = None
 
     def reset_parameters(self) -> None:
         """Nothing: values that torch would draw are thrown away, and on `meta` cost a second."""
+
+    def pack(self) -> None:
+        """Repack the weight for passes without gradients, beside itself; again when it changes."""
+        self.packed = pack_weight(self.weight)
 
     @property
     def added_bias(self) -> Tensor | None:
@@ -20,4 +31,12 @@ class Projection(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the weight [O,I] and bias [O]."""
+        if self.packed is not None and not torch.is_grad_enabled():
+            return apply_packed(input, self.packed, self.added_bias)
         return linear(input, self.weight, self.added_bias)
+
+
+def apply_packed(x: Tensor, packed: PackedWeight, bias: Tensor | None = None) -> Tensor:
+    """[..., I] by a packed [O,I]: [..., O]."""
+    wide = None if bias is None else bias.float()
+    return packed_linear(x.flatten(0, -2), packed, wide).unflatten(0, x.shape[:-1])

@@ -95,6 +95,7 @@ def in_chunks(model: Decoder, ids: Tensor, sizes: list[int], dtype: torch.dtype)
 @torch.no_grad()
 def token_by_token(model: Decoder, ids: Tensor, held: list[int], dtype: torch.dtype) -> list[Tensor]:
     """Rows that begin with `held` tokens each, then all grow together: [steps,V] a row."""
+    model.pack()
     cache = poisoned(KVCache(model.config, len(held), ids.shape[1], dtype=dtype))
     longest = max(held)
     prompt = ids[:, :longest]

@@ -28,6 +28,8 @@ class ModelRunner:
         self.decoder = decoder
         # The lowered step adds in other orders than the modules do.
         self.lowered = None if dispatch.is_deterministic() else lower(decoder)
+        if dispatch.is_deterministic():
+            decoder.pack()  # or every product would pack its weight again
         weight = decoder.head_weight()
         self.device, self.dtype = weight.device, weight.dtype
         self._captured: CapturedStep | None = None
