@@ -7,6 +7,8 @@ import torch
 from kernel_cases import assert_within, normal
 
 from fivefold.kernels import dispatch
+from fivefold.kernels.cross_entropy import linear_cross_entropy
+from fivefold.kernels.gated import gated
 from fivefold.kernels.linear import linear
 from fivefold.kernels.packed_linear import pack_int8, pack_weight, packed_linear, quantize_int8
 
@@ -31,3 +33,21 @@ def test_a_bias_is_added_after_the_scale_of_int8(dtype: torch.dtype, rows: int) 
     exact = x.double() @ (values.double() * scale.double().unsqueeze(1)).mT + bias.double()
     found = packed_linear(x, pack_int8(weight, dtype), bias)
     assert_within(found, exact, 20 if dtype == torch.float32 else 1)
+
+
+def test_far_below_zero_a_gate_does_not_cancel() -> None:
+    """e^x, not 1 minus nearly 1: the error is of the small result, not of the largest."""
+    gate = torch.linspace(-60, -1, 77).unsqueeze(0)
+    found = gated(gate, torch.ones_like(gate), "silu")
+    exact = gate.double() / (1 + torch.exp(-gate.double()))
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=0.0)
+
+
+def test_a_maximum_that_rises_along_the_vocabulary() -> None:
+    """Sums so far are brought to each new largest logit, block after block."""
+    weight = torch.linspace(-30, 30, 333).unsqueeze(1)
+    labels = torch.tensor([5, 330])
+    found = linear_cross_entropy(torch.ones(2, 1), weight, labels)
+    logits = weight.double().T.expand(2, -1)
+    exact = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=0.0)
