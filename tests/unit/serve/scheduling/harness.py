@@ -72,11 +72,15 @@ class Serving:
         self._entered(sequence)
         return sequence
 
-    def fork(self, parent: Sequence, token: int) -> Sequence:
-        """A sequence that goes another way at its parent's last token."""
-        tokens = [*parent.tokens[:-1], token]
+    def fork(self, parent: Sequence, token: int, keep: int | None = None) -> Sequence:
+        """A sequence that goes another way after `keep` tokens: at its parent's last one."""
+        keep = len(parent.tokens) - 1 if keep is None else keep
+        assert max(parent.computed, 1) <= keep < len(parent.tokens)
         child = self.new(
-            tokens, parent.max_tokens, prompt_length=parent.prompt_length, salt=parent.salt
+            [*parent.tokens[:keep], token],
+            parent.max_tokens,
+            prompt_length=min(parent.prompt_length, keep + 1),
+            salt=parent.salt,
         )
         self.scheduler.fork(parent.id, child)
         self._entered(child)

@@ -97,16 +97,14 @@ def test_waiting_makes_up_for_priority() -> None:
 
 def test_a_long_prompt_is_not_passed_by_short_ones_for_ever() -> None:
     serving = Serving(10, 4, max_sequences=4, token_budget=40)
-    for first in range(3):
-        added(serving, own(first, 9), 3)
+    for first in range(1, 4):
+        added(serving, own(first, 6), first + 1)  # they end in different steps
     serving.step()
     long = added(serving, own(50, 30), 4)
-    for first in range(60, 160):
-        added(serving, own(first, 9), 3) if first < 100 else None
+    for first in range(60, 80):
+        added(serving, own(first, 6), 2 + first % 3)
         serving.step()
-        if long.state == "finished":
-            break
-    assert long.finish == "length" and first < 80
+    assert long.finish == "length"
     serving.drain()
 
 
@@ -196,6 +194,19 @@ def test_a_fork_of_what_has_ended_waits() -> None:
     assert child.state == "waiting"
     serving.drain()
     assert child.finish == "length" and child.hit == 4
+
+
+def test_a_fork_in_the_middle_of_a_prompt_has_names_of_its_own() -> None:
+    serving = Serving(20, 2, token_budget=4)
+    parent = added(serving, own(1, 10), 3)
+    serving.step()
+    assert parent.computed == 4
+    child = serving.fork(parent, 7, keep=4)
+    serving.drain()
+    added(serving, [*own(1, 4), 7, child.tokens[5], 8], 1)
+    assert serving.step().chunks[0].start == 6
+    added(serving, own(1, 10), 1)
+    serving.drain()
 
 
 def test_new_weights_compute_all_again() -> None:

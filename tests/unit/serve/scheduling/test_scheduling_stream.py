@@ -73,10 +73,15 @@ class Stream:
         return self.chance.choice(list(self.serving.live.values()))
 
     def branch(self) -> None:
-        parent = self.any()
-        if 0 < parent.output_length < parent.max_tokens:
-            for _ in range(self.chance.randint(1, 3)):
-                self.serving.fork(parent, self.chance.randrange(VOCABULARY))
+        """Other answers to one prompt, or other ways to go on while it is being read."""
+        chance, parent = self.chance, self.any()
+        last = len(parent.tokens) - 1
+        least = max(1, parent.computed)
+        if least > last:
+            return
+        for _ in range(chance.randint(1, 3)):
+            keep = last if parent.output_length else chance.randint(least, last)
+            self.serving.fork(parent, chance.randrange(VOCABULARY), keep)
 
     def step(self) -> None:
         chance, serving = self.chance, self.serving
