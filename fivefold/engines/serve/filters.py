@@ -53,6 +53,16 @@ def min_p_threshold(logits: Tensor, min_p: Tensor) -> Tensor:
     return logits.amax(dim=-1, keepdim=True) + min_p[:, None].log()
 
 
+def likeliest(logits: Tensor) -> Tensor:
+    """[B,V] fp32 or fp64 -> [B] ids of the largest logits, the lowest id among equals; NaN wins.
+
+    On CPUs by NumPy, which compares vectors where torch's argmax goes one by one.
+    """
+    if logits.device.type != "cpu":
+        return logits.argmax(dim=-1)
+    return torch.from_numpy(logits.detach().numpy().argmax(axis=-1))
+
+
 def draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     """[B,V] logits (-inf: excluded) and [B] fp64 in [0,1) -> [B] token ids.
 

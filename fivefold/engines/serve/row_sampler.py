@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fivefold.engines.serve.columns import Columns
-from fivefold.engines.serve.filters import draw
+from fivefold.engines.serve.filters import draw, likeliest
 from fivefold.engines.serve.histories import Histories
 from fivefold.engines.serve.logprobs import Logprob, report
 from fivefold.engines.serve.random_stream import fresh_seed, uniform
@@ -91,7 +91,7 @@ class RowSampler:
         """[B,V] fp32 logits of the requests `ids` -> their next tokens."""
         batch = self._gather(tuple(ids))
         adjusted = self._adjust(logits, batch)
-        chosen = adjusted.argmax(dim=-1)
+        chosen = likeliest(adjusted)
         broken = not_numbers(adjusted, chosen)
         if not batch.columns.all_greedy:
             drawn = draw(batch.columns.filter(adjusted), self._uniforms(batch))

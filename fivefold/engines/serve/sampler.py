@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fivefold.core.errors import PromptError
 from fivefold.engines.serve.columns import Columns
-from fivefold.engines.serve.filters import draw
+from fivefold.engines.serve.filters import draw, likeliest
 from fivefold.engines.serve.logprobs import Logprob, report
 from fivefold.engines.serve.penalties import Penalties
 from fivefold.engines.serve.random_stream import fresh_seed, uniform
@@ -93,7 +93,7 @@ class Sampler:
     def sample(self, logits: Tensor) -> Sampled:
         """[B,V] fp32 logits of the last position -> the next token of every row."""
         adjusted = self.adjust(logits)
-        chosen = adjusted.argmax(dim=-1)
+        chosen = likeliest(adjusted)
         if not_numbers(adjusted, chosen).any():
             raise no_numbers_error()
         if not self.columns.all_greedy:
@@ -127,12 +127,12 @@ class Sampler:
         return torch.tensor(numbers, dtype=torch.float64, device=self.device)
 
 
-def not_numbers(logits: Tensor, likeliest: Tensor) -> Tensor:
+def not_numbers(logits: Tensor, largest: Tensor) -> Tensor:
     """[B,V] and the argmax [B] -> [B] bool, rows of which something is NaN.
 
     NaN is the largest value to argmax.
     """
-    return logits.gather(-1, likeliest[:, None])[:, 0].isnan()
+    return logits.gather(-1, largest[:, None])[:, 0].isnan()
 
 
 def no_numbers_error() -> PromptError:

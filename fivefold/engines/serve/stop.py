@@ -27,6 +27,8 @@ class StopMatcher:
         """The next piece of text -> text that is safe to show."""
         if self.stopped is not None:
             return ""
+        if not self.stops:
+            return text
         buffer = self._held + text
         found = self._first_completed(buffer)
         if found is not None:

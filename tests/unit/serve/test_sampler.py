@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 )
 
 from fivefold.core.errors import PromptError
-from fivefold.engines.serve.filters import draw
+from fivefold.engines.serve.filters import draw, likeliest
 from fivefold.engines.serve.sampler import Sampler
 from fivefold.engines.serve.sampling_params import SamplingParams
 
@@ -259,3 +259,13 @@ def test_the_ends_of_the_unit_interval_draw_a_possible_token() -> None:
     logits = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]] * 2)
     ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
     assert draw(logits, ends).tolist() == [1, 2]
+
+
+def test_the_likeliest_is_what_torch_says() -> None:
+    logits = random_logits(3, 50, 1000).round(decimals=1)  # with many equals
+    logits[3, 7] = logits[4, 990] = float("nan")
+    logits[5] = float("-inf")
+    assert torch.equal(likeliest(logits), logits.argmax(dim=-1))
+    assert torch.equal(likeliest(logits.double()), logits.argmax(dim=-1))
+    first = [int((row == row.max()).nonzero()[0, 0]) for row in logits[:3]]
+    assert likeliest(logits)[:3].tolist() == first
