@@ -331,6 +331,34 @@ def test_wrong_weights_are_refused_before_a_change(decoder: Decoder) -> None:
     assert engine.version == 0
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep_gives_memory_back_and_requests_go_on(decoder: Decoder, level: int) -> None:
+    state = {name: tensor.clone() for name, tensor in decoder.state_dict().items()}
+    prompt = list(range(20, 57))
+    expected = one(engine_of(decoder), prompt, FREE).token_ids
+    engine = engine_of(decoder)
+    id = engine.add_request(prompt, FREE)
+    for _ in range(5):
+        engine.step()
+    engine.sleep(level)
+    held = [*engine.runner.cache.keys, *engine.runner.cache.values]
+    held += list(decoder.parameters()) if level == 2 else []
+    assert sum(tensor.untyped_storage().nbytes() for tensor in held) == 0
+    assert engine.step() == []
+    with pytest.raises(EngineError, match="while sleeping"):
+        engine.sleep(1)
+    if level == 2:
+        for wrong in (None, {"norm.weight": state["norm.weight"]}):
+            with pytest.raises(EngineError, match="weights"):
+                engine.wake_up(wrong)
+        with pytest.raises(EngineError, match="give them to wake_up"):
+            engine.update_weights(state)
+        assert engine.step() == []
+    engine.wake_up(state if level == 2 else None)
+    assert drain(engine)[id][0].token_ids == expected
+    assert one(engine, prompt, FREE).token_ids == expected
+
+
 def test_what_cannot_run_is_refused(decoder: Decoder) -> None:
     engine = engine_of(decoder, num_blocks=10, queue_limit=2)
     for prompt, params, words in [

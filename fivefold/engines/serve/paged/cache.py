@@ -31,9 +31,18 @@ class PagedCache:
     ) -> None:
         self.num_blocks, self.block_size, self.dtype = num_blocks, block_size, dtype
         self.device = torch.device(device)
-        shape = (num_blocks, block_size, config.num_kv_heads)
+        self._config = config
+        self.take_memory(num_blocks)
+
+    def take_memory(self, blocks: int) -> None:
+        """Memory for so many blocks instead of what there was; what was held is lost."""
+        config = self._config
+        shape = (blocks, self.block_size, config.num_kv_heads)
         self.keys, self.values = (
-            [torch.empty((*shape, dim), dtype=dtype, device=device) for _ in config.windows]
+            [
+                torch.empty((*shape, dim), dtype=self.dtype, device=self.device)
+                for _ in config.windows
+            ]
             for dim in (config.head_dim, config.value_dim)
         )
         # The same memory as rows of single tokens: [blocks * block_size, K, E or G].

@@ -5,7 +5,6 @@ from __future__ import annotations
 # W rows that sample, D hidden, V vocabulary
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import count
 
 from torch import Tensor
@@ -17,7 +16,8 @@ from fivefold.engines.serve.paged.cache import PagedCache
 from fivefold.engines.serve.paged.prompt_report import PromptReport
 from fivefold.engines.serve.paged.runner import PagedRunner
 from fivefold.engines.serve.paged.settings import EngineSettings
-from fivefold.engines.serve.paged.weights import check_state, copy_state
+from fivefold.engines.serve.paged.state import EngineState
+from fivefold.engines.serve.paged.weights import ServedWeights
 from fivefold.engines.serve.prepare import Preparation, Prompt
 from fivefold.engines.serve.request import Request
 from fivefold.engines.serve.row_sampler import RowSampler, SampledRows
@@ -31,22 +31,6 @@ from fivefold.engines.serve.scheduling.scheduler import Scheduler
 from fivefold.engines.serve.scheduling.sequence import Sequence
 from fivefold.model.decoder import Decoder
 from fivefold.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """What an engine is busy with: counts of sequences, blocks and tokens."""
-
-    running: int
-    waiting: int
-    blocks: int
-    blocks_owned: int
-    blocks_cached: int
-    tokens_asked: int
-    """Prompt tokens looked for in the prefix cache so far, and those of them found there."""
-    tokens_hit: int
-    preemptions: int
-    steps: int
 
 
 class Engine:
@@ -83,6 +67,7 @@ class Engine:
         self.paused = False
         self.version = 0
         """Counts the changes of weights."""
+        self.weights = ServedWeights(decoder, self.runner.cache)
         self.last_error: Exception | None = None
         """Why answers ended with "error"."""
         self._ids = count()
@@ -127,7 +112,7 @@ class Engine:
         An error in here ends the answers that were being computed, with the reason "error", and
         is kept as `last_error`.
         """
-        if self.paused or not self.scheduler.has_work:
+        if self.paused or self.weights.sleeping or not self.scheduler.has_work:
             return []
         plan = self.scheduler.schedule()
         try:
@@ -170,14 +155,30 @@ class Engine:
         running requests compute their tokens so far anew. Raises EngineError, before anything
         changes, for names or shapes that are not the decoder's.
         """
-        check_state(self.decoder, state, partial)
-        copy_state(self.decoder, state)
+        self.weights.update(state, partial)
         self.forget_cache()
 
     def forget_cache(self) -> None:
         """Compute everything anew: the weights were changed from outside."""
         self.version += 1
         self.scheduler.restart(b"weights %d" % self.version)
+
+    def sleep(self, level: int = 1) -> None:
+        """Give memory back until `wake_up`: 1 that of keys and values, 2 that of weights as well.
+
+        Requests stay, and go on with their tokens so far. Raises EngineError for other levels, or
+        when it sleeps already.
+        """
+        self.weights.sleep(level)
+        self.forget_cache()
+
+    def wake_up(self, state: Mapping[str, Tensor] | None = None) -> None:
+        """Take the memory again. After level 2 all weights must be given, after 1 they may be.
+
+        Raises EngineError, and sleeps on, without them or for names or shapes that differ.
+        """
+        self.weights.wake_up(state)
+        self.forget_cache()
 
     def state(self) -> EngineState:
         """Counts for metrics."""
