@@ -316,6 +316,18 @@ def test_new_weights_make_old_prefixes_unusable(decoder: Decoder) -> None:
     assert one(engine, prompt, FREE).cached_tokens == 0
 
 
+def test_weights_that_others_changed(decoder: Decoder) -> None:
+    """Training in the same process writes into them; what is packed beside follows."""
+    _, other = build("llama", seed=1, vocab_size=280, eos_token_id=0)
+    prompt = list(range(20, 57))
+    expected = one(engine_of(other), prompt, FREE).token_ids
+    engine = engine_of(decoder)
+    assert one(engine, prompt, FREE).token_ids != expected
+    decoder.load_state_dict(other.state_dict())
+    engine.forget_cache()
+    assert one(engine, prompt, FREE).token_ids == expected
+
+
 def test_wrong_weights_are_refused_before_a_change(decoder: Decoder) -> None:
     engine = engine_of(decoder)
     state = {name: torch.zeros_like(tensor) for name, tensor in decoder.state_dict().items()}

@@ -160,6 +160,7 @@ class Engine:
 
     def forget_cache(self) -> None:
         """Compute everything anew: the weights were changed from outside."""
+        self.weights.repack()
         self.version += 1
         self.scheduler.restart(b"weights %d" % self.version)
 

@@ -11,6 +11,7 @@ from fivefold.core.errors import nearest
 from fivefold.engines.serve.paged.cache import PagedCache
 from fivefold.engines.serve.paged.errors import EngineError
 from fivefold.model.decoder import Decoder
+from fivefold.model.projection import Projection
 
 Shapes = Mapping[str, torch.Size]
 
@@ -55,6 +56,7 @@ class ServedWeights:
         self._decoder = decoder
         self._cache = cache
         self._shapes = shapes_of(decoder)
+        self._packs = decoder.packed_head is not None
         self.sleeping = 0
         """0 awake; 1 without memory for keys and values; 2 without weights either."""
 
@@ -73,6 +75,7 @@ class ServedWeights:
             )
         self._cache.take_memory(0)
         if level == 2:
+            self._unpack()
             for parameter in self._decoder.parameters():
                 parameter.data = parameter.data.new_empty(0)
         self.sleeping = level
@@ -91,3 +94,14 @@ class ServedWeights:
         if self.sleeping:
             self._cache.take_memory(self._cache.num_blocks)
         self.sleeping = 0
+
+    def repack(self) -> None:
+        """Bring what is packed beside the weights up to date with them."""
+        if self._packs and self.sleeping < 2:
+            self._decoder.pack()
+
+    def _unpack(self) -> None:
+        self._decoder.packed_head = None
+        for module in self._decoder.modules():
+            if isinstance(module, Projection):
+                module.packed = None
