@@ -212,3 +212,10 @@ class Serving:
         self._untouched.pop(sequence.id, None)
         self.model.forget(sequence)
         self.ended.append(sequence)
+
+
+def added(serving: Serving, tokens: list[int], max_tokens: int = 4, **fields: object) -> Sequence:
+    """A prompt that is not refused."""
+    sequence = serving.add(tokens, max_tokens, **fields)
+    assert sequence is not None
+    return sequence
