@@ -15,7 +15,7 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds from the moment the request's batch started."""
+    """Seconds from the moment the request was taken, or its batch started."""
 
     ttft_seconds: float
     """Until the first token: reading the prompt, mostly."""
