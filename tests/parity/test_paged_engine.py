@@ -200,3 +200,16 @@ def test_greedy_tokens_are_the_generators(kind: str) -> None:
             found = watched.run(prompts, params, draw)
             assert [c.token_ids for c in found] == [c.token_ids for c in expected]
             assert [c.finish_reason for c in found] == [c.finish_reason for c in expected]
+
+
+@pytest.mark.parametrize("name", ["mistral", "deepseek_v3"])
+def test_without_a_compiler(name: str) -> None:
+    """Plain torch in blocks of one shape has the property too."""
+    decoder = Decoder(parse_config({"model_type": name, **SIZES, **FAMILIES[name]}))
+    decoder.initialize(0)
+    draw = random.Random(4)
+    prompts = some_prompts(draw, 4, 40)
+    params = SamplingParams(max_new_tokens=4, temperature=1.0, seed=3)
+    with dispatch.only("torch"):
+        watched = Watched(decoder, block_size=4, num_blocks=16, max_sequences=3, token_budget=9)
+        assert watched.compare(decoder, prompts, watched.run(prompts, params, draw)) == 16
