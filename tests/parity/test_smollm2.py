@@ -6,6 +6,7 @@ package's GGUF file says is shown apart, against its own reader of such files.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -113,18 +114,15 @@ def test_greedy_text_in_fp32(ours: Decoder, theirs: Any, tokenizer: Tokenizer, p
 def test_bf16_is_no_further_from_fp32_than_theirs(
     folder: Path, theirs: Any, tokenizer: Tokenizer
 ) -> None:
-    """Rounding is not the same, so each is measured against fp32."""
+    """Rounding is not the same, so each is measured against fp32, over enough tokens to average."""
     their_half = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     our_half = load_decoder("smollm2", dtype=torch.bfloat16)
-    ratios = []
-    for prompt in PROMPTS:
-        ids = tokenizer.encode(prompt)
-        reference = their_logits(theirs, ids)
-        ours = (our_logits(our_half, ids) - reference).square().mean().sqrt()
-        others = (their_logits(their_half, ids) - reference).square().mean().sqrt()
-        ratios.append(float(ours / others))
+    ids = tokenizer.encode(Path(argparse.__file__).read_text("utf-8"))[:128]
+    reference = their_logits(theirs, ids)
+    ours = (our_logits(our_half, ids) - reference).square().mean().sqrt()
+    others = (their_logits(their_half, ids) - reference).square().mean().sqrt()
     # Two roundings of the same thing scatter by some percent.
-    assert 0 < sum(ratios) / len(ratios) < 1.1
+    assert 0 < float(ours / others) < 1.1
 
 
 def test_ids_and_chat(folder: Path, tokenizer: Tokenizer) -> None:

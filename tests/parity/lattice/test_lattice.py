@@ -77,7 +77,11 @@ def test_layouts_train_as_one_process(workers: GetWorkers, model: str, layout: s
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [("dense", "tp=2,cp=2"), ("tied", "pp=2,dp_shard=2,zero=1"), ("mla", "dp_shard=2,tp=2,ep=4")],
+    [
+        ("dense", "tp=2,cp=2"),
+        pytest.param("tied", "pp=2,dp_shard=2,zero=1", marks=pytest.mark.slow),
+        pytest.param("mla", "dp_shard=2,tp=2,ep=4", marks=pytest.mark.slow),
+    ],
 )
 def test_in_single_precision(workers: GetWorkers, model: str, layout: str) -> None:
     check(workers, layout, model, "fp32")
@@ -93,10 +97,12 @@ def test_drawn_layouts(workers: GetWorkers, model: str, ranks: int, seed: int) -
 @pytest.mark.parametrize(
     ("model", "layout", "recompute"),
     [
-        ("dense", "tp=2,cp=2", "full"),
+        pytest.param("dense", "tp=2,cp=2", "full", marks=pytest.mark.slow),
         ("moe", "pp=2,dp_shard=2,ep=2,zero=1,schedule=zb-h1,stage_layers=1/3", "full"),
         ("mla", "dp_shard=2,tp=2,ep=2,zero=3", "selective"),
-        ("tied", "pp=2,cp=2,zero=3,cp_kind=gather", "selective"),
+        pytest.param(
+            "tied", "pp=2,cp=2,zero=3,cp_kind=gather", "selective", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_with_recomputation(workers: GetWorkers, model: str, layout: str, recompute: str) -> None:

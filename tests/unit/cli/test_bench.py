@@ -53,7 +53,9 @@ def test_operators_are_measured_and_named(dtype: str) -> None:
 def test_the_policy_is_seen() -> None:
     assert run("--op", "linear")[0]["implementation"] == "torch"
     chosen = run("--op", "linear", "--deterministic")[0]["implementation"]
-    assert chosen == dispatch._choose("linear", "cpu", torch.float32, True, True, None).implementation
+    assert (
+        chosen == dispatch._choose("linear", "cpu", torch.float32, True, True, None).implementation
+    )
     assert not dispatch.is_deterministic()
 
 

@@ -157,7 +157,13 @@ def test_reference_is_softmax_attention_one_query_at_a_time(more: dict[str, Any]
     torch.testing.assert_close(out, one_query_at_a_time(case, *tensors), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("more", [{}, {"window": 2, "softcap": 1.5}, {"causal": False}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"window": 2, "softcap": 1.5},
+        *(pytest.param(more, marks=pytest.mark.slow) for more in ({}, {"causal": False})),
+    ],
+)
 def test_the_operator_has_the_right_gradient(more: dict[str, Any]) -> None:
     case = Case([3, 1, 0, 4], [3, 2, 1, 2], 2, 2, 3, 2, **more)
     leaves = tuple(x.requires_grad_() for x in case.tensors(torch.float64))

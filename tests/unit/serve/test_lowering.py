@@ -60,7 +60,7 @@ def test_fp32_logits_and_cache_equal_the_modules(
 ) -> None:
     _, decoder = build(kind)
     (fast, fast_cache), (slow, slow_cache) = both(decoder, lengths)
-    torch.testing.assert_close(fast, slow, rtol=1e-5, atol=1e-5 * float(slow.std()))
+    torch.testing.assert_close(fast, slow, rtol=1e-5, atol=3e-5 * float(slow.std()))
     assert fast_cache.lengths == slow_cache.lengths
     for row, length in enumerate(fast_cache.lengths):
         for fast_keys, slow_keys in zip(fast_cache.keys, slow_cache.keys, strict=True):

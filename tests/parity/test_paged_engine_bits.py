@@ -115,7 +115,9 @@ def some_prompts(draw: random.Random, count: int, longest: int) -> list[list[int
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)]
+)
 def test_every_family_gives_the_bits_of_training(family: Load, dtype: torch.dtype) -> None:
     decoder = family(dtype)
     draw = random.Random(7)
@@ -134,7 +136,9 @@ def test_every_family_gives_the_bits_of_training(family: Load, dtype: torch.dtyp
     assert len(answers) == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)]
+)
 def test_log_probabilities_of_prompts_and_answers_are_those_of_training(
     family: Load, dtype: torch.dtype
 ) -> None:
