@@ -25,20 +25,21 @@ EXACT = {"rows": 1e-10, "gradients": 1e-10, "state": 1e-10}
 SINGLE = {"rows": 1e-5, "gradients": 1e-4}
 GetWorkers = Callable[[int], Workers]
 MODELS = list(cases.MODELS)
-# Chosen so that each axis meets each other one, on each model; the rest is drawn and in `slow`.
+# Chosen so that each axis meets each other one, on each model; the rest is drawn and in `slow`,
+# with some of these, for the time they take.
 CHOSEN = [
     ("dense", "tp=2,pp=2,cp=2"),
-    ("dense", "dp_shard=2,tp=2,cp=2,zero=3"),
+    pytest.param("dense", "dp_shard=2,tp=2,cp=2,zero=3", marks=pytest.mark.slow),
     ("dense", "pp=4,schedule=dualpipe"),
     ("dense", "pp=2,schedule=dualpipe,dp_replicate=2,tp=2"),
     ("tied", "pp=2,tp=2,dp_replicate=2,schedule=zb-h1"),
-    ("tied", "tp=4,sequence_parallel=false"),
+    pytest.param("tied", "tp=4,sequence_parallel=false", marks=pytest.mark.slow),
     ("tied", "pp=2,dp_shard=2,zero=3,schedule=interleaved,virtual=2"),
     ("moe", "dp_shard=2,tp=2,ep=4,zero=3"),
-    ("moe", "cp=4,ep=2,ulysses=2,zero=1"),
+    pytest.param("moe", "cp=4,ep=2,ulysses=2,zero=1", marks=pytest.mark.slow),
     ("moe", "pp=2,dp_replicate=2,dp_shard=2,ep=2,zero=1,schedule=zbv"),
     ("mla", "dp_shard=2,cp=2,tp=2,ep=8,zero=2"),
-    ("mla", "pp=2,tp=2,ep=2,schedule=dualpipe-v"),
+    pytest.param("mla", "pp=2,tp=2,ep=2,schedule=dualpipe-v", marks=pytest.mark.slow),
     ("mla", "dp_shard=4,ep=2,cp_kind=gather,order=cp/tp/dp_shard/dp_replicate/pp,zero=3"),
 ]
 
