@@ -2,6 +2,7 @@
 
     python benches/train_step.py                 # bf16, 4 x 512 tokens
     python benches/train_step.py --dtype fp32 --batch 1 --rounds 3 --json
+    python benches/train_step.py --side fivefold --rounds 2 --operators
 
 Each round times one step of each side (forward, backward, clip, AdamW); the order alternates.
 transformers runs its bf16 as users do: fp32 parameters under autocast (or fp32 plainly).
@@ -111,17 +112,19 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     flops = training_flops_per_token(decoder_shape(parse_config(SHAPE)), arguments.sequence)
     count = arguments.batch * arguments.sequence
     memory = {}
-    for side in SIDES:
+    chosen = [arguments.side] if arguments.side else list(SIDES)
+    for side in chosen:
         context = multiprocessing.get_context("spawn")
         answer = context.Queue()
         child = context.Process(target=_peak_memory, args=(side, arguments, answer))
         child.start()
         memory[side] = answer.get()
         child.join()
-    steps = {side: build(arguments.dtype, _tokens(arguments)) for side, build in SIDES.items()}
-    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    steps = {side: build(arguments.dtype, _tokens(arguments)) for side, build in SIDES.items()
+             if side in chosen}  # fmt: skip
+    seconds: dict[str, list[float]] = {side: [] for side in chosen}
     for index in range(arguments.rounds + 1):
-        for side in list(SIDES) if index % 2 else list(SIDES)[::-1]:
+        for side in chosen if index % 2 else chosen[::-1]:
             started = time.perf_counter()
             steps[side]()
             if index:  # the first round warms up
@@ -136,7 +139,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         }
         for side, times in seconds.items()
     }
-    ratio = rows["transformers"]["seconds"] / rows["fivefold"]["seconds"]
+    both = len(chosen) == len(SIDES)
+    ratio = rows["transformers"]["seconds"] / rows["fivefold"]["seconds"] if both else None
+    if arguments.operators:
+        print(operator_shares(steps[chosen[0]]))
     return {
         "what": f"SmolLM2-135M sizes, {arguments.batch} x {arguments.sequence}, {arguments.dtype}",
         "threads": arguments.threads,
@@ -145,6 +151,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "sides": rows,
         "ratio": ratio,
     }
+
+
+def operator_shares(step: Callable[[], float]) -> str:
+    """One step under torch's profiler: the operators by their own time."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        step()
+    return str(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=10))
 
 
 def main() -> None:
@@ -156,6 +171,8 @@ def main() -> None:
     parser.add_argument("--sequence", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--side", choices=list(SIDES), help="one alone; no ratio then")
+    parser.add_argument("--operators", action="store_true", help="also where a step's time goes")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     found = measure(arguments)
@@ -169,7 +186,8 @@ def main() -> None:
         print(f"  {side:<13} {row['tokens_per_second']:8.1f} tok/s   {row['seconds']:.2f} s "
               f"({low:.2f}-{high:.2f})   {row['share_of_peak']:.0%} of peak   "
               f"{row['peak_gib']:.2f} GiB")  # fmt: skip
-    print(f"  ratio of medians: {found['ratio']:.2f}x transformers")
+    if found["ratio"] is not None:
+        print(f"  ratio of medians: {found['ratio']:.2f}x transformers")
 
 
 if __name__ == "__main__":

@@ -77,8 +77,9 @@ def _linear(sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
     n, d, f = sizes.tokens, sizes.hidden, sizes.feed_forward
     x, weight = _random(n, d, dtype=dtype, device=device), _random(f, d, dtype=dtype, device=device)
     yield Case(
-        "linear", f"{n} x {d} x {f}", dtype, 2.0 * n * d * f, _bytes(x, weight) + n * f * 2.0,
-        lambda: linear(x, weight.requires_grad_(True)), lambda: F.linear(x, weight),
+        "linear", f"{n} x {d} x {f}", dtype, 2.0 * n * d * f,
+        _bytes(x, weight) + n * f * x.itemsize,
+        lambda: linear(x, weight), lambda: F.linear(x, weight),
     )  # fmt: skip
 
 

@@ -68,8 +68,10 @@ def use(path: Path) -> None:
     _Place.path = path
     FALLBACKS.clear()
     load.cache_clear()
+    function.cache_clear()
 
 
+@functools.cache  # finding a symbol and declaring it takes as long as a small kernel
 def function(name: str, *arguments: type) -> Any:
     """A C function of the library that returns 0, or the number of what is wrong."""
     library = load()

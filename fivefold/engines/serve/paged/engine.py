@@ -29,6 +29,7 @@ from fivefold.engines.serve.scheduling.plan import StepPlan
 from fivefold.engines.serve.scheduling.prefix import PrefixIndex
 from fivefold.engines.serve.scheduling.scheduler import Scheduler
 from fivefold.engines.serve.scheduling.sequence import Sequence
+from fivefold.kernels import dispatch
 from fivefold.model.decoder import Decoder
 from fivefold.text.tokenizer import Tokenizer
 
@@ -50,6 +51,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.settings = settings = settings or EngineSettings()
         self.preparation = Preparation(decoder.config, tokenizer, settings.context(decoder))
+        if dispatch.is_deterministic():
+            decoder.pack()  # or every product would; before memory is measured, which it takes
         blocks, size = settings.blocks(decoder), settings.block_size
         device, dtype = decoder.head_weight().device, settings.kv_format(decoder)
         self.runner = PagedRunner(decoder, PagedCache(decoder.config, blocks, size, dtype, device))

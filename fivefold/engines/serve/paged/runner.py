@@ -12,7 +12,6 @@ from fivefold.engines.serve.paged.attention import PagedAttention
 from fivefold.engines.serve.paged.batch import PagedBatch
 from fivefold.engines.serve.paged.cache import PagedCache
 from fivefold.engines.serve.scheduling.plan import StepPlan
-from fivefold.kernels import dispatch
 from fivefold.model.decoder import Decoder
 
 HEAD_ROWS = 64
@@ -25,8 +24,6 @@ class PagedRunner:
     def __init__(self, decoder: Decoder, cache: PagedCache) -> None:
         self.decoder = decoder
         self.cache = cache
-        if dispatch.is_deterministic():
-            decoder.pack()  # or every product would pack its weight again
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> Tensor:
