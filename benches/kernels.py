@@ -22,23 +22,11 @@ from fivefold.cli.bench import Measured, measure
 from fivefold.kernels.cases import OPERATORS, Sizes, cases
 from fivefold.observe.peak import FORMATS, measured_bandwidth, measured_peak
 
-# torch's bf16 products take minutes on CPUs without instructions for them.
-SLOW_PEERS = {"linear", "grouped_linear", "cross_entropy", "flash_attention"}
-
 
 def operators(dtype: str, ops: list[str], seconds: float) -> list[Measured]:
-    from dataclasses import replace
-
-    from fivefold.kernels.dispatch import low_precision_gemm_is_native
-
     peak, bandwidth = measured_peak("cpu", dtype), measured_bandwidth("cpu")
-    native = low_precision_gemm_is_native("cpu", FORMATS[dtype])
-    found = []
-    for case in cases(Sizes(), FORMATS[dtype], "cpu", ops or OPERATORS):
-        if case.op in SLOW_PEERS and not native:
-            case = replace(case, peer=None)
-        found.append(measure(case, "cpu", peak, bandwidth, seconds))
-    return found
+    made = cases(Sizes(), FORMATS[dtype], "cpu", ops or OPERATORS)
+    return [measure(case, "cpu", peak, bandwidth, seconds) for case in made]
 
 
 def loss_memory(side: str, dtype: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 # N tokens, D hidden, F feed-forward, H query heads, K key/value heads, E head_dim, V vocabulary
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fivefold.kernels.adamw import adamw_
 from fivefold.kernels.cross_entropy import linear_cross_entropy
+from fivefold.kernels.dispatch import low_precision_gemm_is_native
 from fivefold.kernels.flash_attention import flash_attention
 from fivefold.kernels.gated import gated
 from fivefold.kernels.grouped_linear import grouped_linear
@@ -65,12 +66,21 @@ class Case:
     peer: Run | None = field(repr=False, default=None)
 
 
+# What torch computes by scalar loops in formats without instructions: minutes for these sizes.
+SLOW_PEERS = frozenset({"linear", "grouped_linear", "flash_attention", "cross_entropy"})
+
+
 def cases(sizes: Sizes, dtype: torch.dtype, device: str, ops: Collection[str]) -> Iterator[Case]:
-    """Those of `ops`, made when it is their turn: the memory of one is free for the next."""
+    """Those of `ops`, made when it is their turn: the memory of one is free for the next.
+
+    Without a peer where torch's own would take minutes.
+    """
+    slow = SLOW_PEERS if not low_precision_gemm_is_native(device, dtype) else frozenset()
     for op, makers in OPERATORS.items():
         if op in ops:
             for make in makers:
-                yield from make(sizes, dtype, device)
+                for case in make(sizes, dtype, device):
+                    yield replace(case, peer=None) if op in slow else case
 
 
 def _linear(sizes: Sizes, dtype: torch.dtype, device: str) -> Iterator[Case]:
