@@ -1,5 +1,6 @@
 // One step of AdamW over flat tensors: each number is read once and written once, where a chain of
 // operators would pass over the memory a dozen times.
+#include "call.h"
 #include "rows.h"
 
 #include <cmath>
@@ -44,7 +45,7 @@ using namespace fivefold;
 
 // parameter, first and second moment are fp32 [count], gradient and copy (or null) of any format;
 // `rest` is 1 - beta. Returns 0, or 2 for an unknown format.
-extern "C" __attribute__((visibility("default"))) int fivefold_adamw(
+FIVEFOLD_EXPORT int fivefold_adamw(
     long count, float* parameter, int gradient_format, const void* gradient, float* first,
     float* second, int copy_format, void* copy, float rate, float root, float keep, float beta2,
     float rest1, float rest2, float eps, int threads) {

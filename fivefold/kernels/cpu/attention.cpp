@@ -314,7 +314,7 @@ int run_as(int format, const Forward<float>& call, void* out) {
 
 // Packed documents: query [query_rows, heads, head_dim], key and value [key_rows, kv_heads, ...] with
 // strides in elements, starts [sequences + 1]. window 0: none.
-extern "C" __attribute__((visibility("default"))) int fivefold_flash_attention(
+FIVEFOLD_EXPORT int fivefold_flash_attention(
     int format, const void* query, long query_stride, long query_head, const void* key, long key_stride,
     long key_head, const void* value, long value_stride, long value_head, const int* query_starts,
     const int* key_starts, long query_rows, long key_rows, long sequences, long heads, long kv_heads,
@@ -332,7 +332,7 @@ extern "C" __attribute__((visibility("default"))) int fivefold_flash_attention(
 // A cache of blocks: key [blocks, block_size, kv_heads, head_dim] and value likewise, block_table
 // [sequences, most_blocks], lengths [sequences] of keys held. Causal. With a key_dim of more than 1
 // (between the dims of a key) key_stride is 1 and block_size a multiple of the widest panel.
-extern "C" __attribute__((visibility("default"))) int fivefold_paged_attention(
+FIVEFOLD_EXPORT int fivefold_paged_attention(
     int format, const void* query, long query_stride, long query_head, const void* key, long key_block,
     long key_stride, long key_head, long key_dim, const void* value, long value_block, long value_stride,
     long value_head, const int* block_table, const int* query_starts, const int* lengths,

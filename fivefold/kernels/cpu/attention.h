@@ -4,9 +4,8 @@
 // sequence in the g-th head of the group. Everything here is about one sequence and one key head.
 #pragma once
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
 
+#include "call.h"
 #include "gemm.h"
 
 namespace fivefold {
@@ -24,18 +23,6 @@ constexpr long PART = 1024;
 #define APART __attribute__((noinline))
 
 constexpr long NO_WINDOW = long(1) << 40;
-
-inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
-
-struct FreeFloats {
-  void operator()(float* p) const { std::free(p); }
-};
-using Floats = std::unique_ptr<float, FreeFloats>;
-
-// Null where memory is missing.
-inline Floats allocate_floats(long count) {
-  return Floats((float*)std::aligned_alloc(64, round_up(std::max<long>(count, 1) * 4, 64)));
-}
 
 // Which keys the rows of a sequence see. The last query sits at the last key.
 struct Sight {

@@ -261,7 +261,7 @@ int run(Rows grad, Rows query, Rows key, Rows value, Rows out, const float* lse,
 }  // namespace
 
 // As fivefold_flash_attention. lse [heads, query_rows] and the gradients lie in one piece.
-extern "C" __attribute__((visibility("default"))) int fivefold_flash_attention_backward(
+FIVEFOLD_EXPORT int fivefold_flash_attention_backward(
     int format, const void* grad, long grad_stride, long grad_head, const void* query, long query_stride,
     long query_head, const void* key, long key_stride, long key_head, const void* value,
     long value_stride, long value_head, const void* out, long out_stride, long out_head,

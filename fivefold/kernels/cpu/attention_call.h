@@ -4,9 +4,6 @@
 
 namespace fivefold {
 
-// What the C functions return beside 0.
-enum Failure : int { NO_MEMORY = 1, NO_FORMAT = 2, BAD_STARTS = 3, BAD_TABLE = 4 };
-
 struct Rows {
   const void* data;
   long stride, head_stride;  // in elements; the last dimension is in one piece

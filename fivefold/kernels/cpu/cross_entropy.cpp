@@ -3,6 +3,7 @@
 // logit and the sum of exponentials, once for what is made of them.
 //
 // A row's numbers depend on that row alone: its sums run in lanes and blocks counted from column 0.
+#include "call.h"
 #include "rows.h"
 
 #include <cfloat>
@@ -183,7 +184,7 @@ using namespace fivefold;
 // logits [rows][size] dense fp32; labels -100 where there is none; a cap of 0 is none. Where
 // slopes are wanted, row r holds them from its start on, in `format`. Returns 0, 2 for an unknown
 // format, 3 for a label beyond the row (nothing is done then).
-extern "C" __attribute__((visibility("default"))) int fivefold_cross_entropy(
+FIVEFOLD_EXPORT int fivefold_cross_entropy(
     long rows, long size, float* logits, const int64_t* labels, float cap, float z_loss,
     float smoothing, int format, int wants_slopes, float* losses, int threads) {
   const Chunk chunk{rows, size, logits, labels, cap, threads};
@@ -192,13 +193,13 @@ extern "C" __attribute__((visibility("default"))) int fivefold_cross_entropy(
   });
 }
 
-extern "C" __attribute__((visibility("default"))) int fivefold_log_probs(
+FIVEFOLD_EXPORT int fivefold_log_probs(
     long rows, long size, float* logits, const int64_t* labels, float cap, float* log_probs,
     float* entropies, int threads) {
   return fivefold::log_probs(Chunk{rows, size, logits, labels, cap, threads}, log_probs, entropies);
 }
 
-extern "C" __attribute__((visibility("default"))) int fivefold_log_probs_slopes(
+FIVEFOLD_EXPORT int fivefold_log_probs_slopes(
     long rows, long size, float* logits, const int64_t* labels, float cap, const float* of_log_probs,
     const float* of_entropies, int format, int threads) {
   const Chunk chunk{rows, size, logits, labels, cap, threads};

@@ -1,4 +1,5 @@
 // SwiGLU and GeGLU: activation(gate) * up by rows, and both gradients from one reading.
+#include "call.h"
 #include "rows.h"
 
 namespace fivefold {
@@ -73,7 +74,7 @@ void backward(long rows, long size, const T* grad, long grad_stride, const T* ga
 using namespace fivefold;
 
 // Inputs are rows so many elements apart, results dense. Returns 0, or 2 for an unknown format.
-extern "C" __attribute__((visibility("default"))) int fivefold_gated(
+FIVEFOLD_EXPORT int fivefold_gated(
     int format, int activation, long rows, long size, const void* gate, long gate_stride,
     const void* up, long up_stride, void* y, int threads) {
   return with_format(format, [&](auto kind) {
@@ -84,7 +85,7 @@ extern "C" __attribute__((visibility("default"))) int fivefold_gated(
   });
 }
 
-extern "C" __attribute__((visibility("default"))) int fivefold_gated_backward(
+FIVEFOLD_EXPORT int fivefold_gated_backward(
     int format, int activation, long rows, long size, const void* grad, long grad_stride,
     const void* gate, long gate_stride, const void* up, long up_stride, void* grad_gate,
     void* grad_up, int threads) {

@@ -2,10 +2,11 @@
 //
 // With b(k, n) = weight[n][k] it is a linear layer, with b(k, n) = weight[k][n] its input's
 // gradient, with a(m, k) = gradient[k][m] its weight's.
-#include <algorithm>
-#include <cstdlib>
-#include <memory>
+#include <omp.h>
 
+#include <algorithm>
+
+#include "call.h"
 #include "gemm.h"
 
 namespace fivefold {
@@ -18,24 +19,14 @@ constexpr long BLOCK_N = 1024;
 constexpr long BLOCK_A_BYTES = 256 << 10;
 constexpr long MOST_TILES = 16;
 
-struct Free {
-  void operator()(void* p) const { std::free(p); }
-};
-using Buffer = std::unique_ptr<float, Free>;
-
-Buffer allocate(long count) {
-  const size_t bytes = (size_t(count) * sizeof(float) + 63) / 64 * 64;
-  return Buffer((float*)std::aligned_alloc(64, std::max<size_t>(bytes, 64)));
-}
-
 struct Matrix {
   const void* data;
   long row_stride, column_stride;
 };
 
-template <class A, class B, class C>
+template <class S, class C>
 struct Product {
-  typedef typename Packed<B>::Type T;  // of packed operands, of the size of a float
+  typedef typename Packed<S>::Type T;  // of packed operands, of the size of a float
 
   long m, n, k;
   Matrix a, b;
@@ -55,10 +46,10 @@ struct Product {
     const long blocks_m = (m + block_m - 1) / block_m;
     const bool kept = k > BLOCK_K;
     const long columns = std::min((n + WIDE - 1) / WIDE * WIDE, BLOCK_N);
-    Buffer panels = allocate(deepest * columns);
-    Buffer partial = allocate(kept ? m * columns : 0);
-    Buffer scratch = allocate(threads * (block_m * deepest + ROWS * WIDE));
-    if (!panels || !partial || !scratch) return 1;
+    Floats panels = allocate_floats(deepest * columns);
+    Floats partial = allocate_floats(kept ? m * columns : 0);
+    Floats scratch = allocate_floats(threads * (block_m * deepest + ROWS * WIDE));
+    if (!panels || !partial || !scratch) return NO_MEMORY;
 #pragma omp parallel num_threads(threads)
     for (long n0 = 0; n0 < n; n0 += BLOCK_N) {
       const long n1 = std::min(n, n0 + BLOCK_N);
@@ -73,7 +64,7 @@ struct Product {
 #pragma omp for schedule(dynamic) collapse(2)
         for (long i = 0; i < blocks_m; ++i)
           for (long s = 0; s < splits; ++s) {
-            float* mine = scratch.get() + thread() * (block_m * deepest + ROWS * WIDE);
+            float* mine = scratch.get() + omp_get_thread_num() * (block_m * deepest + ROWS * WIDE);
             block(i * block_m, std::min(m, (i + 1) * block_m), n0, count * s / splits,
                   count * (s + 1) / splits, k0, depth, (const T*)panels.get(), partial.get(), kept,
                   mine);
@@ -83,10 +74,8 @@ struct Product {
     return 0;
   }
 
-  static int thread();
-
   void pack_right(long k0, long depth, long column, T* panel) const {
-    const B* from = (const B*)b.data + k0 * b.row_stride + column * b.column_stride;
+    const S* from = (const S*)b.data + k0 * b.row_stride + column * b.column_stride;
     pack_panel(from, b.row_stride, b.column_stride, depth, int(std::min<long>(WIDE, n - column)), panel);
   }
 
@@ -96,7 +85,7 @@ struct Product {
     T* packed = (T*)(scratch + ROWS * WIDE);
     const long steps = steps_of<T>(depth);
     for (long row = m0; row < m1; row += ROWS)
-      pack_tile((const A*)a.data + row * a.row_stride + k0 * a.column_stride, a.row_stride,
+      pack_tile((const S*)a.data + row * a.row_stride + k0 * a.column_stride, a.row_stride,
                 a.column_stride, int(std::min<long>(ROWS, m1 - row)), depth,
                 packed + (row - m0) * steps);
     const long stride = std::min((n + WIDE - 1) / WIDE * WIDE, BLOCK_N);
@@ -130,31 +119,26 @@ struct Product {
 }  // namespace
 }  // namespace fivefold
 
-#include <omp.h>
-
-template <class A, class B, class C>
-int fivefold::Product<A, B, C>::thread() { return omp_get_thread_num(); }
-
 namespace {
 using namespace fivefold;
 
-template <class A, class B, class C>
+template <class S, class C>
 int run(long m, long n, long k, const void* a, long a_row, long a_column, const void* b, long b_row,
         long b_column, void* c, long c_stride, const float* bias, int accumulate, int threads) {
-  return Product<A, B, C>{m, n, k, {a, a_row, a_column}, {b, b_row, b_column}, (C*)c, c_stride,
+  return Product<S, C>{m, n, k, {a, a_row, a_column}, {b, b_row, b_column}, (C*)c, c_stride,
                           bias, accumulate != 0, threads}.run();
 }
 }  // namespace
 
 // c [m][n] (rows c_stride apart) = or += a(m, k) b(k, n) + bias. a and b are of format `format`, c
 // of `c_format`. Strides are in elements. Returns 0, 1 without memory, 2 for formats not built.
-extern "C" __attribute__((visibility("default"))) int fivefold_gemm(
+FIVEFOLD_EXPORT int fivefold_gemm(
     long m, long n, long k, int format, const void* a, long a_row, long a_column, const void* b,
     long b_row, long b_column, int c_format, void* c, long c_stride, const float* bias,
     int accumulate, int threads) {
 #define FIVEFOLD_RUN(IN, OUT, CODE_IN, CODE_OUT)                                               \
   if (format == CODE_IN && c_format == CODE_OUT)                                               \
-    return run<IN, IN, OUT>(m, n, k, a, a_row, a_column, b, b_row, b_column, c, c_stride, bias, \
+    return run<IN, OUT>(m, n, k, a, a_row, a_column, b, b_row, b_column, c, c_stride, bias, \
                             accumulate, threads);
   FIVEFOLD_RUN(float, float, FP32, FP32)
   FIVEFOLD_RUN(bf16, bf16, BF16, BF16)
@@ -162,5 +146,5 @@ extern "C" __attribute__((visibility("default"))) int fivefold_gemm(
   FIVEFOLD_RUN(fp16, fp16, FP16, FP16)
   FIVEFOLD_RUN(fp16, float, FP16, FP32)
 #undef FIVEFOLD_RUN
-  return 2;
+  return NO_FORMAT;
 }

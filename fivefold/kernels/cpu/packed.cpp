@@ -7,10 +7,9 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
 #include <type_traits>
 
+#include "call.h"
 #include "gemm.h"
 
 namespace {
@@ -20,10 +19,6 @@ using namespace fivefold;
 typedef std::conditional_t<PAIRED, pair, bf16> StoredBf16;
 
 constexpr long TILES = 8;  // rows that a thread packs at a time, in tiles
-
-struct Free {
-  void operator()(void* p) const { std::free(p); }
-};
 
 // Panels of P neighbours: several rows of a tile keep the multipliers busy, one row needs several
 // panels for that.
@@ -51,8 +46,8 @@ int run(long m, long n, long k, const X* x, long x_stride, const W* packed, cons
         const float* bias, X* y, long y_stride, int threads) {
   const long panels = (n + WIDE - 1) / WIDE, block = std::min<long>(m, TILES * ROWS);
   const long each = block * k + ROWS * panels * WIDE;
-  std::unique_ptr<float, Free> scratch((float*)std::aligned_alloc(64, (threads * each * 4 + 127) / 64 * 64));
-  if (!scratch) return 1;
+  Floats scratch = allocate_floats(threads * each);
+  if (!scratch) return NO_MEMORY;
 #pragma omp parallel num_threads(threads)
   {
     const int me = omp_get_thread_num(), all = omp_get_num_threads();
@@ -100,8 +95,6 @@ void pack(long n, long k, const T* weight, long row_stride, T* packed) {
 }
 }  // namespace
 
-#define FIVEFOLD_EXPORT extern "C" __attribute__((visibility("default")))
-
 // Elements that a packed weight [n][k] takes: an odd k is padded for pairs.
 FIVEFOLD_EXPORT long fivefold_packed_size(long n, long k) {
   return (n + WIDE - 1) / WIDE * WIDE * ((k + 1) / 2 * 2);
@@ -121,7 +114,7 @@ FIVEFOLD_EXPORT int fivefold_pack(long n, long k, int bytes, int format, const v
     case 2: pack(n, k, (const uint16_t*)weight, row_stride, (uint16_t*)packed); return 0;
     case 4: pack(n, k, (const uint32_t*)weight, row_stride, (uint32_t*)packed); return 0;
   }
-  return 2;
+  return NO_FORMAT;
 }
 
 // x [m][k] and y [m][n] of format `format`; the weight of the same, or int8 with a `scale` [n].
@@ -138,5 +131,5 @@ FIVEFOLD_EXPORT int fivefold_packed_linear(long m, long n, long k, int format, c
   FIVEFOLD_RUN(bf16, StoredBf16, BF16)
   FIVEFOLD_RUN(fp16, fp16, FP16)
 #undef FIVEFOLD_RUN
-  return 2;
+  return NO_FORMAT;
 }

@@ -1,4 +1,5 @@
 // RMSNorm, with and without a residual added before it, and its backward pass.
+#include "call.h"
 #include "rows.h"
 
 #include <cmath>
@@ -99,7 +100,7 @@ using namespace fivefold;
 
 // x, residual (or null) and extra (or null) have rows so many elements apart; all else is dense.
 // `total` is written where there is a residual. Returns 0, or 2 for an unknown format.
-extern "C" __attribute__((visibility("default"))) int fivefold_rms_norm(
+FIVEFOLD_EXPORT int fivefold_rms_norm(
     int format, long rows, long size, const void* x, long x_stride, const void* residual,
     long residual_stride, const float* weight, float eps, float offset, void* y, void* total,
     float* inverse, int threads) {
@@ -111,7 +112,7 @@ extern "C" __attribute__((visibility("default"))) int fivefold_rms_norm(
   });
 }
 
-extern "C" __attribute__((visibility("default"))) int fivefold_rms_norm_backward(
+FIVEFOLD_EXPORT int fivefold_rms_norm_backward(
     int format, long rows, long size, const void* grad, long grad_stride, const void* extra,
     long extra_stride, const void* x, long x_stride, const float* weight, float offset,
     const float* inverse, void* grad_x, long block_rows, float* partial, float* grad_weight,

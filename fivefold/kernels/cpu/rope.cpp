@@ -1,5 +1,6 @@
 // Rotation of the halves of each head by the angles of its position; linear, so that backward is
 // the same by the opposite angles.
+#include "call.h"
 #include "rows.h"
 
 namespace fivefold {
@@ -40,7 +41,7 @@ void rotate(const Shape& s, const T* x, const float* cosines, const float* sines
 using namespace fivefold;
 
 // `sign` is 1, or -1 to turn back. Returns 0, or 2 for an unknown format.
-extern "C" __attribute__((visibility("default"))) int fivefold_rotate(
+FIVEFOLD_EXPORT int fivefold_rotate(
     int format, long batch, long length, long heads, long half, const void* x, long x_batch,
     long x_token, long x_head, const float* cosines, const float* sines, long table_batch, float sign,
     void* y, int threads) {

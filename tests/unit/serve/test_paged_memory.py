@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ from fivefold.engines.serve.paged.memory import (
     blocks_that_fit,
     check_weights_fit,
     memory_left,
-    profile_peak,
     weight_bytes,
 )
 from fivefold.engines.serve.paged.settings import EngineSettings
@@ -26,6 +27,14 @@ from fivefold.model.decoder import Decoder
 from tests.parity.small_models import build
 
 CPU = torch.device("cpu")
+VOCABULARY = 400_000
+WORST_STEP = f"""
+from fivefold.engines.serve.paged.memory import profile_peak, weight_bytes
+from tests.parity.small_models import build
+_, decoder = build("llama", vocab_size={VOCABULARY})
+found = profile_peak(decoder, 64, 8, 16)
+print(weight_bytes(decoder), found.weights, found.step)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +58,14 @@ def test_weights_count_each_piece_of_memory_once(decoder: Decoder) -> None:
 
 def test_a_worst_step_is_measured() -> None:
     """Logits of 8 sequences over a large vocabulary are the most of it: they must be seen."""
-    _, decoder = build("llama", vocab_size=400_000)
-    found = profile_peak(decoder, 64, 8, 16)
-    logits = 8 * 400_000 * 4
-    assert found.weights == weight_bytes(decoder)
-    assert logits <= found.step <= 12 * logits
+    # In a process of its own: in this one a step may take memory that earlier tests gave back to
+    # the allocator, which is resident already and rightly not counted again.
+    done = subprocess.run([sys.executable, "-c", WORST_STEP], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    counted, weights, step = map(int, done.stdout.split())
+    logits = 8 * VOCABULARY * 4
+    assert weights == counted
+    assert logits <= step <= 12 * logits
 
 
 def test_blocks_that_fit(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
