@@ -16,6 +16,7 @@ from fivefold.cli.generate import generate
 from fivefold.cli.plan import plan_app
 from fivefold.cli.quickstart import quickstart
 from fivefold.cli.report import report
+from fivefold.cli.serve import serve, serve_key
 from fivefold.cli.train import train
 from fivefold.core.environment import read_ranks, under_torchrun
 from fivefold.core.errors import FivefoldError
@@ -32,6 +33,8 @@ app = typer.Typer(
 app.command()(quickstart)
 app.command()(train)
 app.command()(generate)
+app.command()(serve)
+app.command()(serve_key)
 app.command()(convert)
 app.command()(report)
 app.add_typer(config_app)
