@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from fivefold.cli.bench_serve import serve
+
 if TYPE_CHECKING:
     from fivefold.kernels.cases import Case
     from fivefold.observe.peak import Bandwidth, Peak
 
 bench_app = typer.Typer(
-    name="bench", help="Measure this machine against its limits.", no_args_is_help=True
+    name="bench",
+    help="Measure this machine against its limits, or a server under load.",
+    no_args_is_help=True,
 )
 
 
@@ -63,7 +67,10 @@ def measure(case: Case, device: str, peak: Peak, bandwidth: Bandwidth, seconds: 
 
 @bench_app.callback()
 def _bench() -> None:
-    """Measure this machine against its limits."""
+    """Measure this machine against its limits, or a server under load."""
+
+
+bench_app.command("serve")(serve)
 
 
 @bench_app.command(

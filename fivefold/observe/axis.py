@@ -8,8 +8,9 @@ from typing import Literal
 
 from fivefold.observe import format as as_text
 
-Kind = Literal["number", "count", "share", "bytes"]
+Kind = Literal["number", "count", "share", "bytes", "seconds"]
 BINARY = ((4, " TiB"), (3, " GiB"), (2, " MiB"), (1, " KiB"))
+TIMES = ((600, 60.0, " min"), (0.9, 1.0, " s"), (9e-4, 1e-3, " ms"), (0.0, 1e-6, " µs"))
 DECIMAL = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
@@ -62,14 +63,15 @@ def step_axis(first: int, last: int, wanted: int = 6) -> Axis:
     return Axis(first, last, False, ticks)
 
 
-def log_axis(low: float, high: float) -> Axis:
+def log_axis(low: float, high: float, kind: Kind = "number") -> Axis:
     """A logarithmic axis over positive values that differ by more than a few times."""
     low, high = low / 1.1, high * 1.1
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     every = max(1, len(decades) // 6)
     factors = (1, 2, 5) if high < 200 * low else (1,)
     values = [f * 10.0**d for d in decades if d % every == 0 for f in factors]
-    ticks = tuple((v, as_text.number(v, 1)) for v in values if low <= v <= high)
+    text = _time_tick if kind == "seconds" else _power_tick
+    ticks = tuple((v, text(v)) for v in values if low <= v <= high)
     return Axis(low, high, True, ticks)
 
 
@@ -79,7 +81,18 @@ def value_text(value: float, kind: Kind) -> str:
         return as_text.share(value)
     if kind == "bytes":
         return as_text.size(value)
+    if kind == "seconds":
+        return as_text.latency(value)
     return as_text.count(value) if kind == "count" else as_text.number(value)
+
+
+def _power_tick(value: float) -> str:
+    return as_text.number(value, 1)
+
+
+def _time_tick(value: float) -> str:
+    unit, suffix = _unit(value, "seconds")
+    return f"{value / unit:g}{suffix}"
 
 
 def _unit(largest: float, kind: Kind) -> tuple[float, str]:
@@ -89,6 +102,8 @@ def _unit(largest: float, kind: Kind) -> tuple[float, str]:
     if kind == "bytes":
         found = [(1024.0**p, suffix) for p, suffix in BINARY if largest >= 900 * 1024.0 ** (p - 1)]
         return found[0] if found else (1.0, " B")
+    if kind == "seconds":
+        return next((unit, suffix) for least, unit, suffix in TIMES if largest >= least)
     if kind == "count":
         found = [unit for unit in DECIMAL if largest >= unit[0]]
         return found[0] if found and largest >= 1e4 else (1.0, "")

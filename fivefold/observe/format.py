@@ -61,6 +61,16 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{rest % 60:02d}" if minutes else f"{whole} s"
 
 
+def latency(seconds: float) -> str:
+    """`340 µs`, `41.7 ms`, `3.21 s`, and from two minutes on as `duration` has it."""
+    if seconds >= 120:
+        return duration(seconds)
+    for unit, letter in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= 0.9995 * unit:
+            return f"{number(seconds / unit, 3)} {letter}"
+    return f"{seconds * 1e6:.0f} µs" if seconds else "0 s"
+
+
 def share(value: float) -> str:
     """A fraction in per cent: `41.3%`."""
     return f"{value:.1%}"

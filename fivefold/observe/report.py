@@ -46,7 +46,7 @@ def write_report(run_dir: Path) -> Path:
 
 def render(run: RunRecords) -> str:
     """The page. Everything from the run's files goes through the template's escaping."""
-    script, style = _part("page.js"), _part("page.css")
+    script, style = page_part("page.js"), page_part("page.css")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     marks = Marks(run.resumes, run.checkpoints, run.not_finite)
     steps = (run.metrics[0]["step"], run.metrics[-1]["step"])
@@ -57,13 +57,13 @@ def render(run: RunRecords) -> str:
         else:
             absent.append(chart.title)
     return environment.from_string(
-        _part("page.html")
+        page_part("page.html")
     ).render(
         run=run,
         status=summary.status(run),
         tiles=summary.tiles(run),
         charts=[{"drawn": d, "svg": Markup(d.svg)} for d in shown],  # its labels are escaped
-        data=[_for_script(d) for d in shown],
+        data=[for_script(d) for d in shown],
         absent=absent,
         marks=marks,
         history=summary.history(run),
@@ -71,7 +71,7 @@ def render(run: RunRecords) -> str:
         samples=run.samples[-SAMPLES_SHOWN:],
         script=Markup(script),
         style=Markup(style),
-        policy=_policy(script),
+        policy=content_policy(script),
     )
 
 
@@ -116,15 +116,17 @@ def _loss_scale(run: RunRecords) -> list[Chart]:
     return [chart] if len(points) else []
 
 
-def _for_script(drawn: Drawn) -> dict[str, Any]:
-    return {"title": drawn.title, "lines": drawn.lines}
+def for_script(drawn: Drawn) -> dict[str, Any]:
+    """What page.js needs of a chart."""
+    return {"title": drawn.title, "across": drawn.across, "lines": drawn.lines}
 
 
-def _policy(script: str) -> str:
+def content_policy(script: str) -> str:
     """A content policy: nothing is fetched, and no script but the page's own runs."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
 
 
-def _part(name: str) -> str:
+def page_part(name: str) -> str:
+    """A file of the page."""
     return (resources.files("fivefold.observe") / "page" / name).read_text("utf-8")

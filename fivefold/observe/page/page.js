@@ -1,7 +1,11 @@
-// A pointer over a chart is told the step and each curve's value there.
+// A pointer over a chart is told where it is and each curve's value there.
 const charts = JSON.parse(document.getElementById("data").textContent);
 const SVG = "http://www.w3.org/2000/svg";
 const CLOSE = 5;  // units of the drawing: a point this near is of the same place
+
+function where(name, place) {
+  return `${name} ${typeof place === "number" ? place.toLocaleString("en") : place}`;
+}
 
 function nearest(points, x) {
   let low = 0, high = points.length - 1;
@@ -13,7 +17,7 @@ function nearest(points, x) {
 }
 
 for (const figure of document.querySelectorAll("figure[data-chart]")) {
-  const lines = charts[figure.dataset.chart].lines;
+  const {lines, across} = charts[figure.dataset.chart];
   const svg = figure.querySelector("svg"), tip = figure.querySelector(".tip");
   const cross = document.createElementNS(SVG, "path");
   cross.setAttribute("class", "cross");
@@ -25,10 +29,10 @@ for (const figure of document.querySelectorAll("figure[data-chart]")) {
     const x = (event.clientX - box.left) * scale;
     const lead = nearest(lines[0].points, x);
     cross.setAttribute("d", `M${lead[0]} 12V${svg.viewBox.baseVal.height - 40}`);
-    tip.replaceChildren(`step ${lead[2].toLocaleString("en")}`);
+    tip.replaceChildren(where(across, lead[2]));
     for (const line of lines) {
       const point = nearest(line.points, lead[0]);
-      const at = Math.abs(point[0] - lead[0]) < CLOSE ? "" : ` (step ${point[2].toLocaleString("en")})`;
+      const at = Math.abs(point[0] - lead[0]) < CLOSE ? "" : ` (${where(across, point[2])})`;
       tip.append(document.createElement("br"), `${line.label} ${point[3]}${at}`);
     }
     tip.hidden = false;
