@@ -35,7 +35,7 @@ class StopMatcher:
             start, self.stopped = found
             self._held = ""
             return buffer[: start + len(self.stopped)] if self.include_stop else buffer[:start]
-        keep = self._possible_start(buffer)
+        keep = begun_length(buffer, self.stops)
         self._held = buffer[len(buffer) - keep :]
         return buffer[: len(buffer) - keep]
 
@@ -52,10 +52,11 @@ class StopMatcher:
         _, start, stop = min(completed)  # earliest end, then earliest start: the longest
         return start, stop
 
-    def _possible_start(self, buffer: str) -> int:
-        """Length of the longest end of the buffer that begins a stop string."""
-        for length in range(min(len(buffer), max(map(len, self.stops), default=1) - 1), 0, -1):
-            end = buffer[-length:]
-            if any(stop.startswith(end) for stop in self.stops):
-                return length
-        return 0
+
+def begun_length(text: str, words: Sequence[str]) -> int:
+    """Characters at the end of `text` that are the beginning, but not the whole, of a word."""
+    for length in range(min(len(text), max(map(len, words), default=1) - 1), 0, -1):
+        end = text[-length:]
+        if any(word.startswith(end) for word in words):
+            return length
+    return 0
