@@ -67,7 +67,8 @@ def latency(seconds: float) -> str:
         return duration(seconds)
     for unit, letter in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= 0.9995 * unit:
-            return f"{number(seconds / unit, 3)} {letter}"
+            rounded = float(f"{seconds / unit:.3g}")  # first: 0.9999 s is 1.00 s
+            return f"{number(rounded, 3)} {letter}"
     return f"{seconds * 1e6:.0f} µs" if seconds else "0 s"
 
 

@@ -89,3 +89,22 @@ def test_labels_are_short() -> None:
 )  # fmt: skip
 def test_numbers_as_people_read_them(text: str, wanted: str) -> None:
     assert text == wanted
+
+
+def test_times_are_told_in_their_unit() -> None:
+    assert [as_text.latency(v) for v in (0, 3.4e-4, 0.0417, 0.9999, 3.214, 119.9, 187)] == [
+        "0 s", "340 µs", "41.7 ms", "1.00 s", "3.21 s", "120 s", "3:07",
+    ]  # fmt: skip
+    assert value_text(0.05, "seconds") == "50.0 ms"
+    for high, last in ((0.0004, "400 µs"), (0.43, "500 ms"), (7.3, "8 s"), (1200, "20 min")):
+        assert linear_axis(0, high, "seconds", from_zero=True).ticks[-1][1] == last
+    labels = [label for _, label in log_axis(0.02, 2, "seconds").ticks]
+    assert labels == ["20 ms", "50 ms", "100 ms", "200 ms", "500 ms", "1 s", "2 s"]
+
+
+@SETTINGS
+@given(st.floats(1e-6, 1e5), st.floats(0, 0.99))
+def test_an_axis_of_times_covers_its_values(high: float, share: float) -> None:
+    axis = linear_axis(high * share, high, "seconds", from_zero=True)
+    assert axis.low <= high * share <= high <= axis.high * (1 + 1e-6)
+    assert len({label for _, label in axis.ticks}) == len(axis.ticks) >= 2

@@ -20,7 +20,7 @@ from hypothesis.extra.numpy import arrays
 from made_runs import make_run, step_records
 
 from fivefold.core.errors import DataError
-from fivefold.observe.chart import Chart, Line, Marks, draw
+from fivefold.observe.chart import Across, Chart, Line, Marks, draw
 from fivefold.observe.metrics import MetricsWriter
 from fivefold.observe.report import write_report
 from fivefold.observe.series import curve, downsample, smooth, smoothing_window
@@ -223,6 +223,19 @@ def test_labels_of_a_chart_never_become_markup() -> None:
     svg = ElementTree.fromstring(drawn.svg)
     assert HOSTILE in svg.attrib["aria-label"]
     assert {element.tag for element in svg.iter()} == {"svg", "path", "circle", "text"}
+
+
+def test_a_chart_over_something_else_than_steps() -> None:
+    points = np.array([[0.02, 0.5], [2.0, 1.0]])
+    across = Across("within", "seconds", may_log=True, limits=(0.2, 4.0))
+    chart = Chart("Time", "share", [Line("e2e", "raw", points, joined=False)], across=across)
+    drawn = draw(chart, (0, 1), Marks())
+    assert drawn.across == "within"
+    assert [p[2:] for p in drawn.lines[0]["points"]] == [["20.0 ms", "50.0%"], ["2.00 s", "100.0%"]]
+    paths = [e.attrib.get("class", "") for e in ElementTree.fromstring(drawn.svg).iter()]
+    assert paths.count("limit") == 2 and "line raw" not in paths and paths.count("dot raw") == 2
+    assert "within (log)" in drawn.svg and ">step<" not in drawn.svg
+    assert "50.0% at within 20.0 ms" in drawn.svg
 
 
 @settings(deadline=None, derandomize=True, max_examples=60)

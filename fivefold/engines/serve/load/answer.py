@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 from fivefold.core.errors import one_line
 from fivefold.engines.serve.load.outcome import Outcome
@@ -53,13 +53,11 @@ class AnswerReader:
         """Write what was read into the outcome of its request."""
         outcome.first, outcome.last, outcome.gaps = self.first, self.last, self.gaps
         outcome.finish_reason = self.finish_reason
-        counted = self.usage.get("completion_tokens")
-        by: Literal["usage", "pieces"] = "usage" if isinstance(counted, int) else "pieces"
-        outcome.counted_by = by
-        outcome.completion_tokens = counted if isinstance(counted, int) else self.pieces
-        outcome.prompt_tokens = self.usage.get("prompt_tokens")
-        details = self.usage.get("prompt_tokens_details") or {}
-        outcome.cached_tokens = details.get("cached_tokens")
+        counted = _count(self.usage, "completion_tokens")
+        outcome.counted_by = "pieces" if counted is None else "usage"
+        outcome.completion_tokens = self.pieces if counted is None else counted
+        outcome.prompt_tokens = _count(self.usage, "prompt_tokens")
+        outcome.cached_tokens = _count(self.usage.get("prompt_tokens_details"), "cached_tokens")
 
     def _take(self, event: bytes, now: float) -> None:
         if event.strip() == b"[DONE]":
@@ -75,7 +73,10 @@ class AnswerReader:
             raise StreamError("error event", error_message(chunk))
         if isinstance(chunk.get("usage"), dict):
             self.usage = chunk["usage"]
-        for choice in chunk.get("choices") or ():
+        choices = chunk.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if not isinstance(choice, dict):
+                raise StreamError("bad stream", f"a choice is no object: {shown(event)}")
             if has_token(choice):
                 self._note(now)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
@@ -101,6 +102,11 @@ def has_token(choice: dict[str, Any]) -> bool:
     if any(delta.get(name) for name in TEXTS):
         return True
     return "content" in delta and "role" not in delta and not choice.get("finish_reason")
+
+
+def _count(counts: Any, name: str) -> int | None:
+    found = counts.get(name) if isinstance(counts, dict) else None
+    return found if type(found) is int and found >= 0 else None
 
 
 def error_message(body: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -119,5 +120,9 @@ def _said(text: bytes) -> str:
 
 
 def _reason(error: BaseException) -> str:
+    """`Connection refused` rather than asyncio's words for it."""
     cause = getattr(error, "os_error", None) or error
+    number = getattr(cause, "errno", None)
+    if isinstance(number, int) and number > 0:
+        return os.strerror(number)
     return one_line(getattr(cause, "strerror", None) or cause) or type(error).__name__

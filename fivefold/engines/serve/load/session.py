@@ -66,9 +66,12 @@ async def _bench(settings: LoadSettings, planned: list[Planned], show: Show) -> 
 async def _warm_up(
     client: Client, target: Target, material: TokenIds | Words, asked: list[Asked]
 ) -> None:
-    if asked:
-        runner = Runner(client, target, material)
-        await runner.run(asked, ClosedLoop(min(len(asked), WARM_UP_AT_ONCE)))
+    if not asked:
+        return
+    load = ClosedLoop(min(len(asked), WARM_UP_AT_ONCE))
+    run = await Runner(client, target, material).run(asked, load)
+    if run.interrupted:
+        raise asyncio.CancelledError
 
 
 def _unseen(name: str, requests: int) -> AbstractContextManager[Watcher]:
