@@ -179,6 +179,7 @@ def describe(engine: Engine, started: float) -> Ready:
     return Ready(
         tokenizer=TokenizerRecord.of(engine.tokenizer),
         context=min(engine.preparation.context, state.blocks * size),
+        beginning=_beginning(engine),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         parameters=sum(p.numel() for p in engine.decoder.parameters()),
@@ -190,6 +191,13 @@ def describe(engine: Engine, started: float) -> Ready:
         seconds=time.perf_counter() - started,
         state=state,
     )
+
+
+def _beginning(engine: Engine) -> int | None:
+    try:
+        return engine.preparation.encode([])[0]
+    except PromptError:  # the model has none
+        return None
 
 
 def main() -> None:

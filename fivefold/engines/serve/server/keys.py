@@ -77,7 +77,7 @@ class Keys:
     @classmethod
     def from_file(cls, path: Path) -> Keys:
         """Read a YAML file (see docs/engines/serve.md). Raises ConfigError naming what is wrong."""
-        mend = "write keys: as `fivefold serve-keys` prints them"
+        mend = "write keys: as `fivefold serve-key` prints them"
         try:
             found = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

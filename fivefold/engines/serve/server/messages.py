@@ -63,6 +63,8 @@ class Ready:
     tokenizer: TokenizerRecord
     context: int
     """Tokens of prompt and answer at most: what the model was made for, and the cache can hold."""
+    beginning: int | None
+    """The token that stands for an empty prompt, where the model has one."""
     vocab_size: int
     hidden_size: int
     parameters: int

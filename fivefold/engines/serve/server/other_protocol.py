@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fivefold.engines.serve.server.chat_protocol import Message
-from fivefold.engines.serve.server.protocol import Body, Prompts, TokenIds
+from fivefold.engines.serve.server.protocol import Body, Prompts
 
 
 class EmbeddingRequest(Body):
@@ -46,5 +46,5 @@ class DetokenizeRequest(Body):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: TokenIds
+    tokens: list[int]
     skip_special_tokens: bool | None = None

@@ -55,7 +55,7 @@ def _token_ids(bias: dict[str, float] | None) -> dict[str, float] | None:
     return bias
 
 
-TokenIds = Annotated[list[int], Field(max_length=1 << 20)]
+TokenIds = Annotated[list[int], Field(min_length=1, max_length=1 << 20)]
 Stop = Annotated[
     str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None,
     one_of(f"a string or a list of at most {MOST_STOPS} strings"),

@@ -67,6 +67,14 @@ class Service:
         if isinstance(prompt, str):
             self._check_length(len(prompt) // self.longest_token, "at least ", param)
             prompt = await asyncio.to_thread(self._encode, prompt, param, add_special)
+        if not prompt:
+            if self.facts.beginning is None:
+                raise APIError(
+                    400,
+                    f"{param} is empty, and the model has no token to begin with; give some text",
+                    param=param,
+                )
+            prompt = [self.facts.beginning]
         wrong = next((t for t in prompt if not 0 <= t < self.facts.vocab_size), None)
         if wrong is not None:
             raise APIError(
