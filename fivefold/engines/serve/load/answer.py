@@ -46,6 +46,8 @@ class AnswerReader:
             self._take(event, now)
         if self.finish_reason is None and not self.done:
             raise StreamError("cut short", f"the stream ended after {self.pieces} pieces")
+        if self.first is None and _count(self.usage, "completion_tokens"):
+            self.first = self.last = now  # tokens without text (half a character): told at the end
         if self.first is None:
             raise StreamError("no tokens", "the stream held no token")
 

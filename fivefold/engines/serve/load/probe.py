@@ -54,6 +54,7 @@ def _mend(outcome: Outcome, target: Target) -> str:
         return "give --vocabulary N, the size of the model's"
     if outcome.failure == "status 404":
         return "try the other --endpoint" if "model" not in said else "give --model"
-    if outcome.failure in ("status 400", "status 422") and target.endpoint == "completions":
-        return "if it takes no token ids, give --prompts-as text"
+    if outcome.failure in ("status 400", "status 422"):
+        chat = target.endpoint == "chat"
+        return "try the other --endpoint" if chat else "if it takes no ids, try --prompts-as text"
     return "see the server's log"

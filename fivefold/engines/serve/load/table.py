@@ -61,7 +61,8 @@ def latencies(summary: Summary, *, named: bool) -> Table:
         table.add_column(head, justify="right", no_wrap=True)
     for name in LATENCIES:
         table.add_row(NAMES[name], *_cells(summary.latencies[name]))
-    table.add_row(Text("client's own lag", style="dim"), *_cells(summary.lag), style="dim")
+    table.add_row("client late to send", *_cells(summary.lag), style="dim")
+    table.add_row("client busy elsewhere", *_cells(summary.loop_lag), style="dim")
     return table
 
 

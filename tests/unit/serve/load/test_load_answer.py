@@ -106,6 +106,15 @@ def test_a_chat_begins_with_its_first_words_not_with_the_role(name: str) -> None
     assert (reader.first, reader.last, reader.pieces) == (2.0, 3.0, 2)
 
 
+def test_tokens_without_text_came_with_the_end() -> None:
+    reader = AnswerReader()
+    reader.push(chat({"role": "assistant", "content": ""}), 1.0)
+    reader.push(chat({}, "length") + USAGE + DONE, 2.0)
+    reader.finish(2.5)
+    outcome = outcome_of(reader)
+    assert (outcome.ttft, outcome.e2e, outcome.completion_tokens) == (2.5, 2.5, 6)
+
+
 def test_the_last_event_may_lack_its_empty_line() -> None:
     reader = AnswerReader()
     reader.push(piece("a") + b"data: [DONE]", 1.0)

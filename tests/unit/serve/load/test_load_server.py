@@ -277,7 +277,7 @@ def test_a_server_that_lists_no_models(server: ScriptedServer) -> None:
         (Script(status=401, said="bad key"), {}, r"\(status 401\): bad key; give --api-key"),
         (Script(status=400, said="token 900 but the vocabulary has 512"), {}, "--vocabulary N"),
         (Script(status=400, said="unknown field ignore_eos"), {}, "give --no-ignore-eos"),
-        (Script(status=422, said="prompt must be str"), {}, "give --prompts-as text"),
+        (Script(status=422, said="prompt must be str"), {}, "try --prompts-as text"),
         (Script(status=404, said="not found"), {}, "try the other --endpoint"),
         (Script(status=500, said="boom"), {}, r"\(status 500\): boom; see the server's log"),
         (Script(then="error"), {}, r"\(error event\): the engine died"),
