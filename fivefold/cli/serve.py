@@ -38,7 +38,7 @@ def serve(
     ),
     device: str = typer.Option("auto", help="auto: a GPU where there is one; or e.g. cpu, cuda:1."),
     threads: int | None = typer.Option(
-        None, min=1, help="CPU threads of each engine; default: torch's."
+        None, min=1, help="CPU threads of each engine; default: torch's, or an equal share of the CPUs."
     ),
     deterministic: bool = typer.Option(
         False, help="Kernels whose bits for a token are those of training, in any batch."

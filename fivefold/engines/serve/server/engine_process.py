@@ -158,10 +158,17 @@ def load(options: EngineOptions) -> Engine:
     return LLM(
         options.model,
         dtype=options.dtype,
-        device=options.device,
+        device=own_device(options),
         deterministic=options.deterministic,
         **settings,
     ).engine
+
+
+def own_device(options: EngineOptions) -> str:
+    """The device as asked for; of several GPUs, where none is named, one for each replica."""
+    if options.device not in ("auto", "cuda") or not torch.cuda.is_available():
+        return options.device
+    return f"cuda:{options.replica % torch.cuda.device_count()}"
 
 
 def warm_up(engine: Engine) -> None:

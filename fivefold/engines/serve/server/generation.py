@@ -69,7 +69,7 @@ class Generation:
 
     async def _submit(self, place: int) -> None:
         prompt, params = self.ask.prompts[place], self.ask.params[place]
-        client = self._service.pool.choose(prompt)
+        client = self._service.pool.choose(prompt, self.ask.tenant)
         id = await client.submit(
             prompt,
             params,

@@ -27,6 +27,8 @@ class EngineOptions:
     deterministic: bool = False
     threads: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    replica: int = 0
+    """Its place among equal engines, which share the machine's GPUs out."""
 
 
 @dataclass(frozen=True, slots=True)

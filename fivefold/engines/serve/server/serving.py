@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import uvicorn
@@ -47,6 +48,9 @@ class ServerOptions:
 
 def run(engine: EngineOptions, options: ServerOptions, tell: Callable[[str], None]) -> None:
     """Serve until a signal. `tell` is given lines for the user. Raises FivefoldError."""
+    if engine.threads is None and options.replicas > 1:
+        threads = max(1, len(os.sched_getaffinity(0)) // options.replicas)
+        engine = replace(engine, threads=threads)
     keys = Keys() if options.keys is None else Keys.from_file(options.keys)
     _parsers(options, None)  # a wrong name is said before the model is read
     with contextlib.closing(bind(options.host, options.port)) as listener:

@@ -38,7 +38,7 @@ async def _answer(body: EmbeddingRequest, service: Service, caller: Caller) -> d
     for index, prompt in enumerate(prompts):
         # one at a time: others' tokens are computed in between, and nothing runs on when
         # the client leaves
-        vector = await service.pool.choose(prompt).embed(prompt, body.pooling or "mean")
+        vector = await service.pool.least_busy().embed(prompt, body.pooling or "mean")
         caller.charge(len(prompt))
         tokens += len(prompt)
         if body.normalize is not False:
