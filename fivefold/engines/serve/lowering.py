@@ -20,8 +20,9 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from fivefold.engines.serve.coverage import why_not_lowered
 from fivefold.engines.serve.decode_view import DecodeView
 from fivefold.engines.serve.lowered_parts import LoweredLinear, LoweredNorm
 from fivefold.engines.serve.packing import pack
@@ -30,29 +31,16 @@ from fivefold.model.cache import KVCache
 from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Block, Decoder
 from fivefold.model.feed_forward import FeedForward
-from fivefold.model.norm import RMSNorm
 from fivefold.model.projection import Projection
-
-COVERED = (
-    Decoder, Block, RMSNorm, Projection, nn.Identity, nn.Embedding, nn.Linear, nn.ModuleList,
-)  # fmt: skip
 
 
 def lower(decoder: Decoder) -> LoweredDecoder | None:
     """The packed form, or None where only the modules know what to do.
 
-    Not covered: modules with hooks or of other types (adapters, FSDP), parameters that are no
-    plain tensors (DTensor, meta), and rope whose angles depend on the length (`dynamic`).
+    Beside what `coverage` leaves out, rope whose angles depend on the length (`dynamic`).
     """
-    for module in decoder.modules():
-        if module._forward_hooks or module._forward_pre_hooks:
-            return None
-        own = type(module).__module__ in ("fivefold.model.attention", "fivefold.model.feed_forward")
-        if not own and type(module) not in COVERED:
-            return None
-    for parameter in decoder.parameters():
-        if type(parameter.data) is not Tensor or parameter.is_meta:
-            return None
+    if why_not_lowered(decoder) is not None:
+        return None
     if any(rope.kind == "dynamic" for rope in decoder.config.ropes):
         return None
     return LoweredDecoder(decoder)

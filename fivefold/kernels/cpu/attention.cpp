@@ -11,6 +11,7 @@
 #include "attention_direct.h"
 #include "attention_pack.h"
 #include "attention_softmax.h"
+#include "kernels.h"
 
 namespace {
 using namespace fivefold;

@@ -20,14 +20,14 @@ APART void multiply_panels(int rows, const float* a, int a_step, const float* b,
 #define FIVEFOLD_SWEEP(R, P)                                                               \
   if (rows == R)                                                                           \
     for (; j + P <= panels; j += P)                                                        \
-      multiply<R, P, float, A_ROW>(a, a_step, b + j * panel_stride, panel_stride, k,       \
-                                   c + j * WIDE, c_stride, resume);
+      multiply<R, P, float>(a, a_step, A_ROW, b + j * panel_stride, panel_stride, k,       \
+                            c + j * WIDE, c_stride, resume);
   FIVEFOLD_SWEEP(1, 4)
   FIVEFOLD_SWEEP(2, 2)
   FIVEFOLD_SWEEP(3, 2)
 #undef FIVEFOLD_SWEEP
   for (; j < panels; ++j)
-    multiply_rows<float, A_ROW>(rows, a, a_step, b + j * panel_stride, k, c + j * WIDE, c_stride, resume);
+    multiply_rows<float>(rows, a, a_step, A_ROW, b + j * panel_stride, k, c + j * WIDE, c_stride, resume);
 }
 
 // Which keys of a block, counted from its start, a strip sees.

@@ -1,5 +1,5 @@
 // SwiGLU and GeGLU: activation(gate) * up by rows, and both gradients from one reading.
-#include "call.h"
+#include "kernels.h"
 #include "rows.h"
 
 namespace fivefold {

@@ -79,23 +79,42 @@ struct Product {
     pack_panel(from, b.row_stride, b.column_stride, depth, int(std::min<long>(WIDE, n - column)), panel);
   }
 
+  // Rows [m0, m1) of the left operand: packed in tiles, or one behind the other, copied where they
+  // are not fp32 already.
+  struct Left {
+    const T* data;
+    long tile;  // elements from row to row; all of a tile's rows together have ROWS times as many
+    bool in_tiles;
+  };
+  Left left_of(long m0, long m1, long k0, long depth, T* copy) const {
+    const S* from = (const S*)a.data + m0 * a.row_stride + k0 * a.column_stride;
+    const long steps = steps_of<T>(depth), count = m1 - m0;
+    if (a.column_stride != 1) {
+      for (long row = 0; row < count; row += ROWS)
+        pack_tile(from + row * a.row_stride, a.row_stride, a.column_stride,
+                  int(std::min<long>(ROWS, count - row)), depth, copy + row * steps);
+      return {copy, steps, true};
+    }
+    if constexpr (std::is_same_v<S, T>) return {from, a.row_stride, false};
+    else
+      for (long row = 0; row < count; ++row) copy_row(from + row * a.row_stride, depth, copy + row * steps);
+    return {copy, steps, false};
+  }
+
   void block(long m0, long m1, long n0, long p0, long p1, long k0, long depth, const T* panels,
              float* partial, bool kept, float* scratch) const {
     float* tile_c = scratch;
-    T* packed = (T*)(scratch + ROWS * WIDE);
+    const Left left = left_of(m0, m1, k0, depth, (T*)(scratch + ROWS * WIDE));
     const long steps = steps_of<T>(depth);
-    for (long row = m0; row < m1; row += ROWS)
-      pack_tile((const S*)a.data + row * a.row_stride + k0 * a.column_stride, a.row_stride,
-                a.column_stride, int(std::min<long>(ROWS, m1 - row)), depth,
-                packed + (row - m0) * steps);
     const long stride = std::min((n + WIDE - 1) / WIDE * WIDE, BLOCK_N);
     const bool first = k0 == 0, last = k0 + depth >= k;
     for (long p = p0; p < p1; ++p)
       for (long row = m0; row < m1; row += ROWS) {
         const int rows = int(std::min<long>(ROWS, m1 - row));
         float* c_tile = kept ? partial + row * stride + p * WIDE : tile_c;
-        multiply_rows(rows, packed + (row - m0) * steps, rows, panels + p * steps * WIDE, depth,
-                      c_tile, kept ? stride : WIDE, kept && !first);
+        multiply_rows(rows, left.data + (row - m0) * left.tile, left.in_tiles ? rows : 1,
+                      left.in_tiles ? 1 : left.tile, panels + p * steps * WIDE, depth, c_tile,
+                      kept ? stride : WIDE, kept && !first);
         if (last) finish(row, rows, n0 + p * WIDE, c_tile, kept ? stride : WIDE);
       }
   }

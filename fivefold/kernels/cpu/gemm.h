@@ -11,13 +11,14 @@
 // thread that computes it. That is all there is to batch invariance of a linear layer. (One chain
 // over all of K would do for that too, but rounds four times worse at K = 2048.)
 #pragma once
-#include "vec.h"
+#include <type_traits>
+
+#include "transpose.h"
 
 namespace fivefold {
 
 // 12 accumulators of the 16 registers of AVX2 (24 of 32 with AVX-512), the rest for operands.
 constexpr int ROWS = LANES == 16 ? 12 : 6;
-constexpr int WIDE = 2 * LANES;
 constexpr long CHAIN = 256;
 
 // How one step along k is made, by the format T of a panel: which left operands it takes, and how
@@ -73,10 +74,11 @@ constexpr long steps_of(long k) { return (k + Step<T>::DEPTH - 1) / Step<T>::DEP
 
 // R rows times P neighbouring panels. Panels lie `panel_stride` elements apart, k steps WIDE.
 // `c` is [R][P * WIDE] with rows `c_stride` apart, added to when `resume`. A k of 0 gives zeros.
-// Rows of an unpacked left operand lie A_ROW apart, with an a_step of 1 (attention's weights).
-template <int R, int P, class T, int A_ROW = 1>
-inline void multiply(const typename Step<T>::Left* a, int a_step, const T* b, long panel_stride,
-                     long k, float* c, long c_stride, bool resume) {
+// Steps of the left operand lie a_step apart, its rows a_row: R and 1 in a packed tile, 1 and a row's
+// length where rows are taken as they lie.
+template <int R, int P, class T>
+inline void multiply(const typename Step<T>::Left* a, long a_step, long a_row, const T* b,
+                     long panel_stride, long k, float* c, long c_stride, bool resume) {
   constexpr long CHAIN_STEPS = CHAIN / Step<T>::DEPTH;
   long left_steps = steps_of<T>(k);
   do {
@@ -89,7 +91,7 @@ inline void multiply(const typename Step<T>::Left* a, int a_step, const T* b, lo
         right[p] = Step<T>::right(b + (p / 2) * panel_stride + (p % 2) * LANES);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const vf left = Step<T>::spread(a[r * A_ROW]);
+        const vf left = Step<T>::spread(a[r * a_row]);
 #pragma GCC unroll 16
         for (int p = 0; p < 2 * P; ++p) Step<T>::add(total[r][p], left, right[p]);
       }
@@ -107,13 +109,13 @@ inline void multiply(const typename Step<T>::Left* a, int a_step, const T* b, lo
 }
 
 // The same for a number of rows known only now, one panel: each count has a kernel of its own.
-template <class T, int A_ROW = 1>
-inline void multiply_rows(int rows, const typename Step<T>::Left* a, int a_step, const T* b, long k,
-                          float* c, long c_stride, bool resume) {
+template <class T>
+inline void multiply_rows(int rows, const typename Step<T>::Left* a, long a_step, long a_row,
+                          const T* b, long k, float* c, long c_stride, bool resume) {
   switch (rows) {
 #define FIVEFOLD_CASE(R) \
   case R:                \
-    return multiply<R, 1, T, A_ROW>(a, a_step, b, 0, k, c, c_stride, resume);
+    return multiply<R, 1, T>(a, a_step, a_row, b, 0, k, c, c_stride, resume);
     FIVEFOLD_CASE(1)
     FIVEFOLD_CASE(2)
     FIVEFOLD_CASE(3)
@@ -143,7 +145,12 @@ inline void pack_panel(const S* source, long k_stride, long n_stride, long k, in
         store(panel + i * WIDE + half * LANES, load(source + i * k_stride + half * LANES));
     return;
   }
-  // k is the contiguous one: read LANES of it from each column, write them crosswise.
+  if constexpr (std::is_same_v<T, float>)
+    if (k_stride == 1 && columns == WIDE) {
+      const S* rows[WIDE];
+      for (int n = 0; n < WIDE; ++n) rows[n] = source + n * n_stride;
+      return pack_across(rows, k, panel);
+    }
   constexpr int BLOCK = LANES;
   float square[WIDE][BLOCK];
   for (int n = columns; n < WIDE; ++n)
@@ -165,25 +172,33 @@ inline void pack_panel(const S* source, long k_stride, long n_stride, long k, in
   }
 }
 
-// Packs rows [0, rows) of a(m, k) = source[m * m_stride + k * k_stride] into one tile [K][rows].
+// Packs rows [0, rows) of a(m, k) = source[m * m_stride + k * k_stride] into one tile [K][rows]. Where
+// k lies in one piece, rows need no such tile: see `copy_row`.
 template <class S>
 inline void pack_tile(const S* source, long m_stride, long k_stride, int rows, long k,
                       float* tile) {
-  if (k_stride == 1) {
-    for (int m = 0; m < rows; ++m) {
-      const S* from = source + m * m_stride;
-      long i = 0;
-      for (; i + LANES <= k; i += LANES) {
-        float values[LANES];
-        store(values, load(from + i));
-        for (int j = 0; j < LANES; ++j) tile[(i + j) * rows + m] = values[j];
-      }
-      for (; i < k; ++i) tile[i * rows + m] = to_float(from[i]);
-    }
-    return;
-  }
-  for (long i = 0; i < k; ++i)
+  const long wide = (rows + LANES - 1) / LANES * LANES;
+  long i = 0;
+  // Whole vectors: what they bring from beyond the tile, the next step overwrites. The last steps,
+  // beyond which there is nothing, go one by one.
+  if (m_stride == 1 && k_stride >= wide - rows)
+    for (; i + 1 < k && i * rows + wide <= k * rows; ++i)
+      for (int m = 0; m < rows; m += LANES)
+        store(tile + i * rows + m, load(source + i * k_stride + m));
+  for (; i < k; ++i)
     for (int m = 0; m < rows; ++m) tile[i * rows + m] = to_float(source[m * m_stride + i * k_stride]);
+}
+
+// A row of k in one piece as the multiplier takes it: fp32, or pairs with a zero behind an odd end.
+template <class S>
+inline void copy_row(const S* from, long k, float* to) {
+  long i = 0;
+  for (; i + LANES <= k; i += LANES) store(to + i, load(from + i));
+  if (i < k) store_some(to + i, load_some(from + i, int(k - i)), int(k - i));
+}
+inline void copy_row(const bf16* from, long k, pair* to) {
+  std::memcpy((void*)to, from, k / 2 * sizeof(pair));
+  if (k % 2) to[k / 2] = pair{from[k - 1], bf16{0}};
 }
 
 // Packing for pairs: both k of a step side by side, a zero for the missing one of an odd K.

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "call.h"
+#include "kernels.h"
 #include "gemm.h"
 
 namespace {
@@ -18,69 +18,114 @@ using namespace fivefold;
 // bf16 lies in pairs where those are multiplied.
 typedef std::conditional_t<PAIRED, pair, bf16> StoredBf16;
 
-constexpr long TILES = 8;  // rows that a thread packs at a time, in tiles
+constexpr long BLOCK_ROWS = 16 * ROWS;  // rows that pass a panel before the next one is read
 
-// Panels of P neighbours: several rows of a tile keep the multipliers busy, one row needs several
-// panels for that.
-template <class W, int R, int P>
-long sweep(const typename Step<W>::Left* tile, const W* packed, long k, long first, long last, float* out, long stride) {
-  for (; first + P <= last; first += P)
-    multiply<R, P, W>(tile, R, packed + first * steps_of<W>(k) * WIDE,
-                      steps_of<W>(k) * WIDE, k, out + first * WIDE, stride, false);
-  return first;
-}
+template <class X, class W> struct Linear {
+  typedef typename Step<W>::Left Left;
+  static constexpr long CHAIN_STEPS = CHAIN / Step<W>::DEPTH;
+  static constexpr bool IN_PLACE = std::is_same_v<X, Left>;
 
-template <class W>
-void tile_by_panels(int rows, const typename Step<W>::Left* tile, const W* packed, long k, long first, long last,
-                    float* out, long stride) {
-  if (rows == 1) first = sweep<W, 1, 4>(tile, packed, k, first, last, out, stride);
-  if (rows == 2) first = sweep<W, 2, 2>(tile, packed, k, first, last, out, stride);
-  if (rows == 3) first = sweep<W, 3, 2>(tile, packed, k, first, last, out, stride);
-  for (; first < last; ++first)
-    multiply_rows(rows, tile, rows, packed + first * steps_of<W>(k) * WIDE, k,
-                  out + first * WIDE, stride, false);
-}
+  long m, n, k;
+  const X* x;
+  long x_stride;
+  const W* packed;
+  const float *scale, *bias;
+  X* y;
+  long y_stride;
+  int threads;
+
+  long steps() const { return steps_of<W>(k); }
+  long panels() const { return (n + WIDE - 1) / WIDE; }
+  const W* panel(long p) const { return packed + p * steps() * WIDE; }
+
+  int run() const {
+    Floats copies = allocate_floats(IN_PLACE ? 0 : m * steps());
+    if (!copies) return NO_MEMORY;
+    Left* rows = (Left*)copies.get();
+    if constexpr (!IN_PLACE) {
+#pragma omp parallel for num_threads(threads) if (m > ROWS) schedule(static)
+      for (long row = 0; row < m; ++row) copy_row(x + row * x_stride, k, rows + row * steps());
+    }
+    const Left* left = IN_PLACE ? (const Left*)x : rows;
+    const long stride = IN_PLACE ? x_stride : steps();
+#pragma omp parallel num_threads(threads)
+    {
+      const int me = omp_get_thread_num(), all = omp_get_num_threads();
+      const long first = panels() * me / all, last = panels() * (me + 1) / all;
+      if (m > ROWS) many(left, stride, first, last);
+      else few(left, stride, first, last);
+    }
+    return 0;
+  }
+
+  // Reading the weight is all the work: it is used as it lies, by P panels side by side, so that
+  // few rows keep the multipliers busy.
+  template <int R, int P> long sweep(const Left* left, long stride, long p, long last) const {
+    float sums[R * P * WIDE];
+    for (; p + P <= last; p += P) {
+      multiply<R, P, W>(left, 1, stride, panel(p), steps() * WIDE, k, sums, P * WIDE, false);
+      finish(0, R, p * WIDE, P * WIDE, sums);
+    }
+    return p;
+  }
+  void few(const Left* left, long stride, long p, long last) const {
+    if (m == 1) p = sweep<1, 4>(left, stride, p, last);
+    if (m == 2) p = sweep<2, 2>(left, stride, p, last);
+    if (m == 3) p = sweep<3, 2>(left, stride, p, last);
+    float sums[ROWS * WIDE];
+    for (; p < last; ++p) {
+      multiply_rows(int(m), left, 1, stride, panel(p), k, sums, WIDE, false);
+      finish(0, m, p * WIDE, WIDE, sums);
+    }
+  }
+
+  // A chain of a panel is widened once for all rows of a block.
+  void many(const Left* left, long stride, long first, long last) const {
+    float sums[BLOCK_ROWS * WIDE];
+    Left chain[CHAIN_STEPS * WIDE];
+    for (long m0 = 0; m0 < m; m0 += BLOCK_ROWS) {
+      const long m1 = std::min(m, m0 + BLOCK_ROWS);
+      for (long p = first; p < last; ++p) {
+        long step = 0;
+        do {
+          const long here = std::min(CHAIN_STEPS, steps() - step);
+          const Left* right = widened(panel(p) + step * WIDE, here, chain);
+          for (long row = m0; row < m1; row += ROWS)
+            multiply_rows(int(std::min<long>(ROWS, m1 - row)), left + row * stride + step, 1, stride,
+                          right, here * Step<W>::DEPTH, sums + (row - m0) * WIDE, WIDE, step > 0);
+          step += here;
+        } while (step < steps());
+        finish(m0, m1, p * WIDE, WIDE, sums);
+      }
+    }
+  }
+
+  static const Left* widened(const W* from, long count, Left* to) {
+    if constexpr (std::is_same_v<W, Left>) return from;
+    else
+      for (long i = 0; i < count * WIDE; i += LANES) store(to + i, load(from + i));
+    return to;
+  }
+
+  // Scales, adds the bias and rounds once: rows [m0, m1) of so many columns from `column` on.
+  void finish(long m0, long m1, long column, int columns, const float* sums) const {
+    for (long row = m0; row < m1; ++row, sums += columns)
+      for (int i = 0; i < columns && column + i < n; i += LANES) {
+        const int here = int(std::min<long>(LANES, n - column - i));
+        vf value = load(sums + i);
+        if (scale) value *= load_some(scale + column + i, here);
+        if (bias) value += load_some(bias + column + i, here);
+        X* to = y + row * y_stride + column + i;
+        if (here == LANES) store(to, value);
+        else store_some(to, value, here);
+      }
+  }
+};
 
 template <class X, class W>
 int run(long m, long n, long k, const X* x, long x_stride, const W* packed, const float* scale,
         const float* bias, X* y, long y_stride, int threads) {
-  const long panels = (n + WIDE - 1) / WIDE, block = std::min<long>(m, TILES * ROWS);
-  const long each = block * k + ROWS * panels * WIDE;
-  Floats scratch = allocate_floats(threads * each);
-  if (!scratch) return NO_MEMORY;
-#pragma omp parallel num_threads(threads)
-  {
-    const int me = omp_get_thread_num(), all = omp_get_num_threads();
-    typedef typename Step<W>::Left Left;
-    Left* rows_packed = (Left*)(scratch.get() + me * each);
-    float* out = scratch.get() + me * each + block * k;
-    const long first = panels * me / all, last = panels * (me + 1) / all;
-    for (long m0 = 0; m0 < m; m0 += block) {
-      const long m1 = std::min(m, m0 + block);
-      for (long row = m0; row < m1; row += ROWS)
-        pack_tile(x + row * x_stride, x_stride, 1, int(std::min<long>(ROWS, m1 - row)), k,
-                  rows_packed + (row - m0) * steps_of<W>(k));
-      // A group of panels stays in cache while all rows of the block pass by.
-      const long group = m1 - m0 > ROWS ? 1 : last - first;
-      for (long p = first; p < last; p += group)
-        for (long row = m0; row < m1; row += ROWS) {
-          const int rows = int(std::min<long>(ROWS, m1 - row));
-          const long end = std::min(last, p + group), stride = panels * WIDE;
-          tile_by_panels(rows, rows_packed + (row - m0) * steps_of<W>(k), packed, k, p, end, out, stride);
-          for (int r = 0; r < rows; ++r)
-            for (long column = p * WIDE; column < std::min(n, end * WIDE); column += LANES) {
-              const int here = int(std::min<long>(LANES, n - column));
-              vf value = load(out + r * stride + column);
-              if (scale) value *= load_some(scale + column, here);
-              if (bias) value += load_some(bias + column, here);
-              X* to = y + (row + r) * y_stride + column;
-              if (here == LANES) store(to, value);
-              else store_some(to, value, here);
-            }
-        }
-    }
-  }
-  return 0;
+  return Linear<X, W>{m, n, k, x, x_stride, packed, scale, bias, y, y_stride, std::max(threads, 1)}.run();
 }
 
 // Elements of panels that are not known as pairs are moved whatever they mean.

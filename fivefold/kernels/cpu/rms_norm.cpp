@@ -1,5 +1,5 @@
 // RMSNorm, with and without a residual added before it, and its backward pass.
-#include "call.h"
+#include "kernels.h"
 #include "rows.h"
 
 #include <cmath>

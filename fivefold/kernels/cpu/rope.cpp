@@ -1,6 +1,6 @@
 // Rotation of the halves of each head by the angles of its position; linear, so that backward is
 // the same by the opposite angles.
-#include "call.h"
+#include "kernels.h"
 #include "rows.h"
 
 namespace fivefold {

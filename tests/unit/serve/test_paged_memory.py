@@ -92,9 +92,9 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(
 
 
 def test_an_engine_takes_what_it_can_use(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    each = bytes_per_block(decoder.config, 16, torch.float32)
+    each = bytes_per_block(decoder.config, 32, torch.float32)
     tight = EngineSettings(max_sequences=3, token_budget=16)
-    assert Engine(decoder, None, tight).blocks.num_blocks == 3 * 128 // 16
+    assert Engine(decoder, None, tight).blocks.num_blocks == 3 * 128 // 32
     monkeypatch.setattr(settings, "HOST_KV_BYTES", 5 * each + 1)
     assert Engine(decoder, None, tight).blocks.num_blocks == 5
     given = EngineSettings(kv_bytes=7 * each + 9)

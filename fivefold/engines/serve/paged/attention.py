@@ -20,6 +20,7 @@ class PagedAttention:
     def __init__(self, batch: PagedBatch, cache: PagedCache) -> None:
         self._batch = batch
         self._cache = cache
+        self._at = batch.slots // cache.block_size, batch.slots % cache.block_size
 
     def __call__(
         self,
@@ -34,7 +35,7 @@ class PagedAttention:
     ) -> Tensor:
         """[1,N,H,E], [1,N,K,E], [1,N,K,G] to [1,N,H,G]."""
         batch, cache = self._batch, self._cache
-        cache.write(layer, batch.slots, key[0].to(cache.dtype), value[0].to(cache.dtype))
+        cache.write(layer, self._at, key[0].to(cache.dtype), value[0].to(cache.dtype))
         attended = paged_attention(
             query[0].to(cache.dtype), cache.keys[layer], cache.values[layer], batch.block_table,
             batch.query_starts, batch.lengths, scale=scale, window=window or 0,

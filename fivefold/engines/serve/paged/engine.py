@@ -13,6 +13,7 @@ from fivefold.core.errors import one_line
 from fivefold.engines.serve.completion import FinishReason
 from fivefold.engines.serve.paged.answers import Answer, Group, Output
 from fivefold.engines.serve.paged.cache import PagedCache
+from fivefold.engines.serve.paged.lowered import LoweredDecoder
 from fivefold.engines.serve.paged.prompt_report import PromptReport
 from fivefold.engines.serve.paged.runner import PagedRunner
 from fivefold.engines.serve.paged.settings import EngineSettings
@@ -51,11 +52,18 @@ class Engine:
         self.tokenizer = tokenizer
         self.settings = settings = settings or EngineSettings()
         self.preparation = Preparation(decoder.config, tokenizer, settings.context(decoder))
-        if dispatch.is_deterministic():
-            decoder.pack()  # or every product would; before memory is measured, which it takes
-        blocks, size = settings.blocks(decoder), settings.block_size
+        self.why_modules = settings.why_no_native_step(decoder)
+        """Why steps walk the decoder's modules; None: they are one native call each."""
+        lowered = None
+        # Packed before memory is measured, which that takes.
+        if self.why_modules is None:
+            lowered = LoweredDecoder(decoder, settings.weights)
+        elif dispatch.is_deterministic():
+            decoder.pack()  # or every product would
+        blocks, size = settings.blocks(decoder, lowered), settings.block_size
         device, dtype = decoder.head_weight().device, settings.kv_format(decoder)
-        self.runner = PagedRunner(decoder, PagedCache(decoder.config, blocks, size, dtype, device))
+        cache = PagedCache(decoder.config, blocks, size, dtype, device)
+        self.runner = PagedRunner(decoder, cache, lowered)
         self.blocks = BlockManager(blocks, size)
         self.prefix = PrefixIndex(self.blocks)
         self.scheduler = Scheduler(
@@ -70,7 +78,7 @@ class Engine:
         self.paused = False
         self.version = 0
         """Counts the changes of weights."""
-        self.weights = ServedWeights(decoder, self.runner.cache)
+        self.weights = ServedWeights(self.runner)
         self.last_error: Exception | None = None
         """Why answers ended with "error"."""
         self._ids = count()

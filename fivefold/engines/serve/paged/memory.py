@@ -11,6 +11,7 @@ import torch
 
 from fivefold.engines.serve.paged.cache import PagedCache, bytes_per_block
 from fivefold.engines.serve.paged.errors import MemoryBudgetError
+from fivefold.engines.serve.paged.lowered import LoweredDecoder
 from fivefold.engines.serve.paged.runner import PagedRunner
 from fivefold.engines.serve.scheduling.plan import Chunk, StepPlan
 from fivefold.engines.serve.scheduling.sequence import Sequence
@@ -39,7 +40,13 @@ class Footprint:
     """What the largest step takes on top, at its peak."""
 
 
-def profile_peak(decoder: Decoder, tokens: int, sequences: int, block_size: int) -> Footprint:
+def profile_peak(
+    decoder: Decoder,
+    tokens: int,
+    sequences: int,
+    block_size: int,
+    lowered: LoweredDecoder | None = None,
+) -> Footprint:
     """Run the largest step that a scheduler may plan, and measure.
 
     `tokens` in one step, over `sequences` that all sample. On CUDA the allocator's peak counts;
@@ -52,7 +59,7 @@ def profile_peak(decoder: Decoder, tokens: int, sequences: int, block_size: int)
     plan, blocks = _worst_plan(shares, block_size)
     cache = PagedCache(decoder.config, blocks, block_size, weight.dtype, weight.device)
     before = _reset_peak(weight.device)
-    logits = PagedRunner(decoder, cache).step(plan)
+    logits = PagedRunner(decoder, cache, lowered).step(plan)
     logits.log_softmax(dim=-1).argmax(dim=-1)  # as reported log-probabilities do
     peak = memory_bytes(weight.device.type)
     return Footprint(weight_bytes(decoder), max(0, peak - before))

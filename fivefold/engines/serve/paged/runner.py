@@ -11,6 +11,7 @@ from torch import Tensor
 from fivefold.engines.serve.paged.attention import PagedAttention
 from fivefold.engines.serve.paged.batch import PagedBatch
 from fivefold.engines.serve.paged.cache import PagedCache
+from fivefold.engines.serve.paged.lowered import LoweredDecoder
 from fivefold.engines.serve.scheduling.plan import StepPlan
 from fivefold.model.decoder import Decoder
 
@@ -19,11 +20,14 @@ HEAD_ROWS = 64
 
 
 class PagedRunner:
-    """One decoder and the cache that its sequences share."""
+    """One decoder and the cache that its sequences share; `lowered`, it takes one call a step."""
 
-    def __init__(self, decoder: Decoder, cache: PagedCache) -> None:
+    def __init__(
+        self, decoder: Decoder, cache: PagedCache, lowered: LoweredDecoder | None = None
+    ) -> None:
         self.decoder = decoder
         self.cache = cache
+        self.lowered = lowered
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> Tensor:
@@ -35,9 +39,14 @@ class PagedRunner:
         """The same before the head: [W,D]. Of the sequences `whole` all rows are wanted."""
         self.cache.copy_blocks(plan.copies)
         batch = PagedBatch.of(plan, self.cache, whole)
+        return self._states(batch).index_select(0, batch.rows)
+
+    def _states(self, batch: PagedBatch) -> Tensor:
+        """[N,D] after the final norm."""
+        if self.lowered is not None:
+            return self.lowered.states(batch, self.cache)
         attention = PagedAttention(batch, self.cache)
-        states = self.decoder(batch.tokens.unsqueeze(0), batch.positions.unsqueeze(0), attention)
-        return states[0].index_select(0, batch.rows)
+        return self.decoder(batch.tokens.unsqueeze(0), batch.positions.unsqueeze(0), attention)[0]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
 from fivefold.engines.serve.paged.cache import bytes_per_block
 from fivefold.engines.serve.paged.errors import EngineError, MemoryBudgetError
+from fivefold.engines.serve.paged.lowered import (
+    LoweredDecoder,
+    WeightFormat,
+    why_no_native_step,
+)
 from fivefold.engines.serve.paged.memory import blocks_that_fit, memory_left, profile_peak
 from fivefold.model.decoder import Decoder
 from fivefold.observe.format import size as as_size
@@ -27,7 +33,7 @@ class EngineSettings:
     """Tokens a step computes: long prompts are read in chunks between others' tokens."""
     queue_limit: int = 1024
     """Requests that may wait."""
-    block_size: int = 16
+    block_size: int = 32
     """Tokens a block of the cache holds; whole blocks are shared between equal prefixes."""
     max_context: int | None = None
     """Prompt and answer together; None: what the model was made for."""
@@ -39,6 +45,8 @@ class EngineSettings:
     """Part of all memory that may be in use in the end."""
     kv_dtype: torch.dtype | None = None
     """Format of keys and values; None: the model's."""
+    weights: WeightFormat = "own"
+    """int8: matrices rounded to 8 bits, a scale an output, where a native step runs them."""
     prefix_cache: bool = True
     """Whether requests with the same beginning share what was computed for it."""
 
@@ -52,6 +60,9 @@ class EngineSettings:
             raise EngineError(
                 f"memory_share={self.memory_share!r}", "memory_share must be above 0, at most 1"
             )
+        if self.weights not in get_args(WeightFormat):
+            known = " or ".join(get_args(WeightFormat))
+            raise EngineError(f"weights={self.weights!r}", f"weights must be {known}")
         if self.kv_dtype is not None and self.kv_dtype not in KV_FORMATS:
             known = ", ".join(str(f).removeprefix("torch.") for f in KV_FORMATS)
             raise EngineError(f"kv_dtype={self.kv_dtype!r}", f"kv_dtype must be one of {known}")
@@ -70,7 +81,22 @@ class EngineSettings:
         """Format of keys and values."""
         return self.kv_dtype or decoder.head_weight().dtype
 
-    def blocks(self, decoder: Decoder) -> int:
+    def why_no_native_step(self, decoder: Decoder) -> str | None:
+        """Why steps walk the decoder's modules; None: they need not.
+
+        Raises EngineError where that is not possible with these settings.
+        """
+        why = why_no_native_step(decoder)
+        if why is None and self.kv_format(decoder) != decoder.head_weight().dtype:
+            why = "keys and values are in a format other than the model's"
+        if why is not None and self.weights != "own":
+            raise EngineError(
+                f"weights={self.weights!r} takes the native step, which is not there: {why}",
+                'leave weights="own"',
+            )
+        return why
+
+    def blocks(self, decoder: Decoder, lowered: LoweredDecoder | None = None) -> int:
         """Blocks for the cache. Raises MemoryBudgetError when they do not fit."""
         if self.num_blocks is not None:
             return self.num_blocks
@@ -78,7 +104,9 @@ class EngineSettings:
         each = bytes_per_block(decoder.config, self.block_size, dtype)
         if self.kv_bytes is not None:
             return _within(self.kv_bytes, each, device)
-        step = profile_peak(decoder, self.token_budget, self.max_sequences, self.block_size)
+        step = profile_peak(
+            decoder, self.token_budget, self.max_sequences, self.block_size, lowered
+        )
         fit = blocks_that_fit(decoder, step, self.block_size, dtype, self.memory_share)
         most = self.max_sequences * -(-self.context(decoder) // self.block_size)
         if device.type == "cpu":

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fivefold.core.errors import nearest
-from fivefold.engines.serve.paged.cache import PagedCache
 from fivefold.engines.serve.paged.errors import EngineError
+from fivefold.engines.serve.paged.runner import PagedRunner
 from fivefold.model.decoder import Decoder
 from fivefold.model.projection import Projection
 
@@ -52,9 +52,10 @@ class ServedWeights:
     Who changes them forgets what was computed with the old ones.
     """
 
-    def __init__(self, decoder: Decoder, cache: PagedCache) -> None:
-        self._decoder = decoder
-        self._cache = cache
+    def __init__(self, runner: PagedRunner) -> None:
+        self._decoder = decoder = runner.decoder
+        self._cache = runner.cache
+        self._lowered = runner.lowered
         self._shapes = shapes_of(decoder)
         self._packs = decoder.packed_head is not None
         self.sleeping = 0
@@ -97,10 +98,16 @@ class ServedWeights:
 
     def repack(self) -> None:
         """Bring what is packed beside the weights up to date with them."""
-        if self._packs and self.sleeping < 2:
+        if self.sleeping == 2:
+            return
+        if self._lowered is not None:
+            self._lowered.repack()
+        elif self._packs:
             self._decoder.pack()
 
     def _unpack(self) -> None:
+        if self._lowered is not None:
+            self._lowered.release()
         self._decoder.packed_head = None
         for module in self._decoder.modules():
             if isinstance(module, Projection):
