@@ -143,7 +143,8 @@ def _units(stages: list[Objective]) -> Units:
             block = decoder.layers[index]
             blocks.append(block)
             experts += [m for n, m in block.named_modules() if n.endswith(".experts")]
-    return Units(tuple(experts), tuple(blocks), tuple(stages))
+    has_experts = stages[0].decoder.config.moe is not None
+    return Units(tuple(experts), tuple(blocks), tuple(stages), has_experts)
 
 
 def _kv_group(mesh: Mesh, config: ModelConfig) -> dist.ProcessGroup | None:

@@ -34,6 +34,8 @@ class Units:
     experts: tuple[nn.Module, ...]
     blocks: tuple[nn.Module, ...]
     stages: tuple[nn.Module, ...]
+    model_has_experts: bool
+    """Somewhere, though maybe not in these stages."""
 
 
 class ShardedAxis:
@@ -62,9 +64,13 @@ class ShardedAxis:
         offload: OffloadPolicy = OffloadPolicy()
         if layout.offload == "parameters":
             offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available())
+        # Making a mesh takes all ranks, also those of stages that have no experts.
+        where = dict.fromkeys((*units.blocks, *units.stages), mesh.state_mesh)
+        if units.model_has_experts:
+            sparse = mesh.expert_state_mesh
+            where |= dict.fromkeys(units.experts, sparse)
         for part in (*units.experts, *units.blocks, *units.stages):
-            where = mesh.expert_state_mesh if part in units.experts else mesh.state_mesh
-            fully_shard(part, mesh=where, mp_policy=policy, offload_policy=offload)
+            fully_shard(part, mesh=where[part], mp_policy=policy, offload_policy=offload)
         materialize(module, torch.device("cpu") if layout.offload == "parameters" else device)
         self.module = module
         for part in module.modules():

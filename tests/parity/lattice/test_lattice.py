@@ -40,6 +40,7 @@ CHOSEN = [
     ("moe", "pp=2,dp_replicate=2,dp_shard=2,ep=2,zero=1,schedule=zbv"),
     ("mla", "dp_shard=2,cp=2,tp=2,ep=8,zero=2"),
     pytest.param("mla", "pp=2,tp=2,ep=2,schedule=dualpipe-v", marks=pytest.mark.slow),
+    ("mla", "dp_shard=2,pp=4,ep=2"),  # zero 3, and a stage without experts
     ("mla", "dp_shard=4,ep=2,cp_kind=gather,order=cp/tp/dp_shard/dp_replicate/pp,zero=3"),
 ]
 
