@@ -16,7 +16,7 @@ def fivefold(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["train", "generate", "convert", "config show"])
+@pytest.mark.parametrize("command", ["train", "generate", "serve", "convert", "config show"])
 def test_help_shows_examples(command: str) -> None:
     shown = fivefold(*command.split(), "--help")
     assert shown.returncode == 0
