@@ -11,13 +11,16 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fivefold.core.errors import PromptError, TokenizerError, nearest
+from fivefold.core.errors import LayoutError, PromptError, TokenizerError, nearest
 from fivefold.engines.serve.completion import Completion, best
 from fivefold.engines.serve.paged.answers import Output
 from fivefold.engines.serve.paged.engine import Engine
 from fivefold.engines.serve.paged.errors import EngineError
 from fivefold.engines.serve.paged.memory import check_weights_fit
+from fivefold.engines.serve.paged.served import Served
 from fivefold.engines.serve.paged.settings import EngineSettings
+from fivefold.engines.serve.parallel.layout import layout_of_one
+from fivefold.engines.serve.parallel.start import start_ranks
 from fivefold.engines.serve.placement import AUTO, find_device, find_dtype
 from fivefold.engines.serve.prepare import Prompt
 from fivefold.engines.serve.sampling_params import SamplingParams
@@ -35,9 +38,10 @@ class LLM:
     """A model by name or path (see `weights.open`), or a decoder that is there already.
 
     `dtype` is fp32, bf16, fp16 or auto, `device` cpu, cuda or auto. `deterministic` switches this
-    process to kernels whose results do not depend on what else is computed. What is left goes to
-    `EngineSettings`: `kv_bytes`, `max_sequences`, ... Raises WeightsError, MemoryBudgetError,
-    ConfigError.
+    process to kernels whose results do not depend on what else is computed. `layout` (tp=2, pp=2,
+    ep=2 and their products) puts a model by name or path on several processes, which end with
+    `close`, and with this one. What is left goes to `EngineSettings`: `kv_bytes`,
+    `max_sequences`, ... Raises WeightsError, MemoryBudgetError, ConfigError, LayoutError.
     """
 
     def __init__(
@@ -48,19 +52,37 @@ class LLM:
         dtype: str = AUTO,
         device: str = AUTO,
         deterministic: bool = False,
+        layout: str = "",
         **settings: Any,
     ) -> None:
         chosen = _settings(settings)
+        ranks = layout_of_one(layout)
         if deterministic:
             set_deterministic(True)
-        if not isinstance(model, Decoder):
+        served: Decoder | Served
+        if isinstance(model, Decoder):
+            if ranks.world_size > 1:
+                raise LayoutError(
+                    f"layout {layout}: each rank reads its own part, which a decoder in memory has"
+                    " no file for",
+                    "give the model's name or path",
+                )
+            served = model
+        else:
             source = open_source(model)
             where = find_device(device)
             form = find_dtype(dtype, where)
-            check_weights_fit(weights_of(source.config, form), where, chosen.memory_share)
             tokenizer = tokenizer or source.tokenizer()
-            model = decoder_from(source, form, where)
-        self.engine = Engine(model, tokenizer, chosen)
+            if ranks.world_size > 1:
+                served = start_ranks(source, ranks, form, where, chosen)
+            else:
+                check_weights_fit(weights_of(source.config, form), where, chosen.memory_share)
+                served = decoder_from(source, form, where)
+        self.engine = Engine(served, tokenizer, chosen)
+
+    def close(self) -> None:
+        """End the processes of a layout; nothing can be generated after that."""
+        self.engine.close()
 
     def generate(
         self,

@@ -12,13 +12,10 @@ from torch import Tensor
 from fivefold.core.errors import one_line
 from fivefold.engines.serve.completion import FinishReason
 from fivefold.engines.serve.paged.answers import Answer, Group, Output
-from fivefold.engines.serve.paged.cache import PagedCache
-from fivefold.engines.serve.paged.lowered import LoweredDecoder
 from fivefold.engines.serve.paged.prompt_report import PromptReport
-from fivefold.engines.serve.paged.runner import PagedRunner
+from fivefold.engines.serve.paged.served import Served, ServedDecoder
 from fivefold.engines.serve.paged.settings import EngineSettings
 from fivefold.engines.serve.paged.state import EngineState
-from fivefold.engines.serve.paged.weights import ServedWeights
 from fivefold.engines.serve.prepare import Preparation, Prompt
 from fivefold.engines.serve.request import Request
 from fivefold.engines.serve.row_sampler import RowSampler, SampledRows
@@ -30,40 +27,32 @@ from fivefold.engines.serve.scheduling.plan import StepPlan
 from fivefold.engines.serve.scheduling.prefix import PrefixIndex
 from fivefold.engines.serve.scheduling.scheduler import Scheduler
 from fivefold.engines.serve.scheduling.sequence import Sequence
-from fivefold.kernels import dispatch
 from fivefold.model.decoder import Decoder
 from fivefold.text.tokenizer import Tokenizer
 
 
 class Engine:
-    """Serves one decoder. Not for several threads: one calls `step` again and again.
+    """Serves one model. Not for several threads: one calls `step` again and again.
 
-    `tokenizer` may be None when prompts are token ids and no text is wanted. Raises
-    MemoryBudgetError when the model leaves no room for a cache.
+    `model`: a decoder, or what ranks hold of one. `tokenizer` may be None when prompts are token
+    ids and no text is wanted. Raises MemoryBudgetError when the model leaves no room for a cache.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: Decoder | Served,
         tokenizer: Tokenizer | None,
         settings: EngineSettings | None = None,
     ) -> None:
-        self.decoder = decoder
         self.tokenizer = tokenizer
         self.settings = settings = settings or EngineSettings()
-        self.preparation = Preparation(decoder.config, tokenizer, settings.context(decoder))
-        self.why_modules = settings.why_no_native_step(decoder)
+        context = settings.context(model.config)
+        served = ServedDecoder(model, settings) if isinstance(model, Decoder) else model
+        self.served, self.decoder, self.runner = served, served.decoder, served.runner
+        self.why_modules = served.why_modules
         """Why steps walk the decoder's modules; None: they are one native call each."""
-        lowered = None
-        # Packed before memory is measured, which that takes.
-        if self.why_modules is None:
-            lowered = LoweredDecoder(decoder, settings.weights)
-        elif dispatch.is_deterministic():
-            decoder.pack()  # or every product would
-        blocks, size = settings.blocks(decoder, lowered), settings.block_size
-        device, dtype = decoder.head_weight().device, settings.kv_format(decoder)
-        cache = PagedCache(decoder.config, blocks, size, dtype, device)
-        self.runner = PagedRunner(decoder, cache, lowered)
+        self.preparation = Preparation(served.config, tokenizer, context)
+        blocks, size = served.blocks, settings.block_size
         self.blocks = BlockManager(blocks, size)
         self.prefix = PrefixIndex(self.blocks)
         self.scheduler = Scheduler(
@@ -74,11 +63,11 @@ class Engine:
             queue_limit=settings.queue_limit,
         )
         ends = self.preparation.end_tokens
-        self.sampler = RowSampler(decoder.config.vocab_size, ends, device)
+        self.sampler = RowSampler(served.config.vocab_size, ends, served.device)
         self.paused = False
         self.version = 0
         """Counts the changes of weights."""
-        self.weights = ServedWeights(self.runner)
+        self.weights = served.weights
         self.last_error: Exception | None = None
         """Why answers ended with "error"."""
         self._ids = count()
@@ -191,6 +180,10 @@ class Engine:
         """
         self.weights.wake_up(state)
         self.forget_cache()
+
+    def close(self) -> None:
+        """End what runs beside this process; nothing can be computed after that."""
+        self.served.close()
 
     def state(self) -> EngineState:
         """Counts for metrics."""

@@ -54,19 +54,19 @@ def profile_peak(
     largest so far counts: rather too much than too little).
     """
     weight = decoder.head_weight()
-    sequences = max(1, min(sequences, tokens))
-    shares = [tokens // sequences + (i < tokens % sequences) for i in range(sequences)]
-    plan, blocks = _worst_plan(shares, block_size)
+    plan, blocks = worst_plan(tokens, sequences, block_size)
     cache = PagedCache(decoder.config, blocks, block_size, weight.dtype, weight.device)
-    before = _reset_peak(weight.device)
+    before = reset_peak(weight.device)
     logits = PagedRunner(decoder, cache, lowered).step(plan)
     logits.log_softmax(dim=-1).argmax(dim=-1)  # as reported log-probabilities do
     peak = memory_bytes(weight.device.type)
     return Footprint(weight_bytes(decoder), max(0, peak - before))
 
 
-def _worst_plan(shares: list[int], block_size: int) -> tuple[StepPlan, int]:
-    """New sequences of these lengths in one step, and the blocks that they need."""
+def worst_plan(tokens: int, sequences: int, block_size: int) -> tuple[StepPlan, int]:
+    """So many tokens of new sequences in one step, and the blocks that they need."""
+    sequences = max(1, min(sequences, tokens))
+    shares = [tokens // sequences + (i < tokens % sequences) for i in range(sequences)]
     chunks, first = [], 0
     for number, share in enumerate(shares):
         sequence = Sequence(number, [0] * share, share, 1)
@@ -151,7 +151,7 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _reset_peak(device: torch.device) -> int:
+def reset_peak(device: torch.device) -> int:
     """Begin measuring a new peak; the bytes in use now."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -15,6 +15,7 @@ from fivefold.engines.serve.paged.lowered import (
     why_no_native_step,
 )
 from fivefold.engines.serve.paged.memory import blocks_that_fit, memory_left, profile_peak
+from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Decoder
 from fivefold.observe.format import size as as_size
 
@@ -67,9 +68,9 @@ class EngineSettings:
             known = ", ".join(str(f).removeprefix("torch.") for f in KV_FORMATS)
             raise EngineError(f"kv_dtype={self.kv_dtype!r}", f"kv_dtype must be one of {known}")
 
-    def context(self, decoder: Decoder) -> int:
+    def context(self, config: ModelConfig) -> int:
         """Tokens of prompt and answer at most. Raises EngineError beyond what the model knows."""
-        known = decoder.config.max_positions
+        known = config.max_positions
         if self.max_context is not None and self.max_context > known:
             raise EngineError(
                 f"max_context={self.max_context} is more than the model's {known} positions",
@@ -108,7 +109,7 @@ class EngineSettings:
             decoder, self.token_budget, self.max_sequences, self.block_size, lowered
         )
         fit = blocks_that_fit(decoder, step, self.block_size, dtype, self.memory_share)
-        most = self.max_sequences * -(-self.context(decoder) // self.block_size)
+        most = self.max_sequences * -(-self.context(decoder.config) // self.block_size)
         if device.type == "cpu":
             most = min(most, max(1, HOST_KV_BYTES // each))
         return min(fit, most)
