@@ -20,7 +20,6 @@ from fivefold.engines.serve.paged.memory import check_weights_fit
 from fivefold.engines.serve.paged.served import Served
 from fivefold.engines.serve.paged.settings import EngineSettings
 from fivefold.engines.serve.parallel.layout import layout_of_one
-from fivefold.engines.serve.parallel.start import start_ranks
 from fivefold.engines.serve.placement import AUTO, find_device, find_dtype
 from fivefold.engines.serve.prepare import Prompt
 from fivefold.engines.serve.sampling_params import SamplingParams
@@ -74,6 +73,9 @@ class LLM:
             form = find_dtype(dtype, where)
             tokenizer = tokenizer or source.tokenizer()
             if ranks.world_size > 1:
+                # What cuts weights takes a second to import.
+                from fivefold.engines.serve.parallel.start import start_ranks
+
                 served = start_ranks(source, ranks, form, where, chosen)
             else:
                 check_weights_fit(weights_of(source.config, form), where, chosen.memory_share)

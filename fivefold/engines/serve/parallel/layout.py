@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from fivefold.axes.check import check_model
 from fivefold.core.errors import LayoutError
 from fivefold.core.layout import Layout
-from fivefold.model.config import ModelConfig
 
 SERVED = ("tp", "pp", "ep", "dp_replicate", "stage_layers", "order")
 
@@ -44,8 +42,3 @@ def layout_of_one(text: str) -> Layout:
             "use fivefold serve, which has a router before them",
         )
     return engine_layout(layout)
-
-
-def check_served(layout: Layout, config: ModelConfig) -> None:
-    """Raise LayoutError where the layout of one engine does not divide the model."""
-    check_model(layout, config)

@@ -22,7 +22,6 @@ PROGRAM = "fivefold.engines.serve.parallel.rank_process"
 LAST_WORDS_SECONDS = 3.0
 """For ranks that lost one of them to say so, before the cause is named."""
 POLL_SECONDS = 0.02
-STOP_SECONDS = 2.0
 MEND = "start the engine again"
 
 R = TypeVar("R", bound=Reply)
@@ -100,23 +99,15 @@ class RankProcesses:
                     if isinstance(reply, Broken):
                         self._words.append((reply.at, rank, reply))
 
-    def kill(self) -> None:
-        """Have them not wait for each other."""
-        for process in self._processes:
-            process.kill()
-
     def stop(self) -> None:
         """End all of them."""
         self._end()
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], connections: Sequence[Connection]) -> None:
-    for connection in connections:
-        connection.close()  # which they take for the end
-    deadline = time.monotonic() + STOP_SECONDS
     for process in processes:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()  # they hold nothing that is not here, and may wait for each other
+    for process in processes:
+        process.wait()
+    for connection in connections:
+        connection.close()

@@ -224,7 +224,6 @@ class Ranks:
             self.ended = error
         else:
             self.ended = self._processes.cause(error)
-        self._processes.kill()
         self._leave()
 
     def _leave(self) -> None:

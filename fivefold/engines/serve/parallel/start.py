@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from fivefold.axes.check import check_model
 from fivefold.core.errors import LayoutError
 from fivefold.core.layout import Layout
 from fivefold.engines.serve.paged.errors import EngineError
 from fivefold.engines.serve.paged.settings import EngineSettings
-from fivefold.engines.serve.parallel.layout import check_served
 from fivefold.engines.serve.parallel.ranks import Ranks
 from fivefold.kernels import dispatch
 from fivefold.weights.source import ModelSource
@@ -26,7 +26,7 @@ def start_ranks(
     Raises LayoutError and EngineError for what cannot be served, before a process is started;
     then WeightsError, MemoryBudgetError, RankError.
     """
-    check_served(layout, source.config)
+    check_model(layout, source.config)
     settings.context(source.config)
     ranks = layout.world_size
     _check_devices(ranks, device)
