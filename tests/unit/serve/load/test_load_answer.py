@@ -63,6 +63,9 @@ def test_events_do_not_depend_on_where_bytes_are_cut(
     for begin, end in pairwise(places):
         decoder += pieces.push(stream[begin:end])
     assert decoder + pieces.finish() == expected
+    slow = EventDecoder()
+    slowly = [data for place in range(len(stream)) for data in slow.push(stream[place : place + 1])]
+    assert slowly + slow.finish() == expected
     assert b"".join(expected).count(b"a") == lines.count(b"data: a")
 
 
