@@ -81,9 +81,10 @@ def show(way: str, results: Results, cases: dict[str, Case], console: Console) -
     loads = [f"{result['load_seconds']:.1f}" for result in measured.values()]
     table.add_row("start, s", *loads, "")
     peaks = [result.get("peak_bytes") for result in measured.values()]
-    if all(peaks):
+    if peaks and all(peaks):
         table.add_row("memory, GiB", *(f"{peak / 2**30:.2f}" for peak in peaks if peak), "")
-    console.print(table)
+    if measured:
+        console.print(table)
     for name, result in results.items():
         if "failed" in result:
             console.print(

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from peers.peer import Options, Peer
 
 UBATCH = 512
+FORMATS = {"bf16": "LLAMA_FTYPE_MOSTLY_BF16", "q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0"}
+REQUANTIZE = """
+import sys, llama_cpp
+params = llama_cpp.llama_model_quantize_default_params()
+params.ftype, params.allow_requantize = getattr(llama_cpp, sys.argv[3]), True
+sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), params))
+"""
 
 
 class LlamaCpp(Peer):
@@ -25,7 +34,7 @@ class LlamaCpp(Peer):
 
         self.lib: Any = llama_cpp
         llama_cpp.llama_backend_init()
-        path = str(requantized(self.options)).encode()
+        path = str(requantized(self.options, sys.executable)).encode()
         params = llama_cpp.llama_model_default_params()
         self.model = llama_cpp.llama_model_load_from_file(path, params)
         vocabulary = llama_cpp.llama_model_get_vocab(self.model)
@@ -82,26 +91,20 @@ class LlamaCpp(Peer):
     @staticmethod
     def server(options: Options, python: str, port: int) -> list[str]:
         return [
-            python, "-m", "llama_cpp.server", "--model", str(requantized(options)),
+            python, "-m", "llama_cpp.server", "--model", str(requantized(options, python)),
             "--port", str(port), "--n_threads", str(options.threads),
             "--n_threads_batch", str(options.threads), "--n_ctx", "2048",
+            "--interrupt_requests", "false",
         ]  # fmt: skip
 
 
-def requantized(options: Options) -> Path:
-    """The weights in the wanted format, made once beside the folder."""
+def requantized(options: Options, python: str) -> Path:
+    """The weights in the wanted format, made once beside the folder by the peer's own Python."""
     path = options.folder.parent / f"smollm2-{options.dtype}.gguf"
     if not path.exists():
-        import llama_cpp
-
-        params = llama_cpp.llama_model_quantize_default_params()
-        formats = {
-            "bf16": llama_cpp.LLAMA_FTYPE_MOSTLY_BF16,
-            "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
-        }
-        params.ftype, params.allow_requantize = formats[options.dtype], True
-        source, partial = str(options.gguf).encode(), path.with_suffix(".partial")
-        if llama_cpp.llama_model_quantize(source, str(partial).encode(), params):
+        partial = path.with_suffix(".partial")
+        command = [python, "-c", REQUANTIZE, options.gguf, partial, FORMATS[options.dtype]]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
             raise RuntimeError(f"cannot requantize {options.gguf}")
         partial.rename(path)
     return path
