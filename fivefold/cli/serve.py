@@ -19,6 +19,8 @@ EXAMPLES = """Examples:
 
     fivefold serve --layout dp_replicate=2 --threads 2
 
+    fivefold serve --layout tp=2
+
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
       -d '{"model": "smollm2", "prompt": "The capital of France is"}'
 """
@@ -38,12 +40,16 @@ def serve(
     ),
     device: str = typer.Option("auto", help="auto: a GPU where there is one; or e.g. cpu, cuda:1."),
     threads: int | None = typer.Option(
-        None, min=1, help="CPU threads of each engine; default: torch's, or an equal share of the CPUs."
+        None,
+        min=1,
+        help="CPU threads of each engine; default: torch's, or an equal share of the CPUs.",
     ),
     deterministic: bool = typer.Option(
         False, help="Kernels whose bits for a token are those of training, in any batch."
     ),
-    layout: str = typer.Option("", help="dp_replicate=N: N engines behind one address."),
+    layout: str = typer.Option(
+        "", help="tp, pp, ep: ranks of an engine; dp_replicate=N: N engines behind one address."
+    ),
     max_sequences: int = typer.Option(64, min=1, help="Answers written at once by an engine."),
     token_budget: int = typer.Option(512, min=1, help="Tokens a step computes."),
     queue_limit: int = typer.Option(1024, min=1, help="Requests that may wait; more get 429."),
@@ -84,13 +90,14 @@ def serve(
         "max_context": max_context,
         "prefix_cache": prefix_cache,
     }
+    replicas, engine_layout = split_layout(layout)
     run(
-        EngineOptions(model, dtype, device, deterministic, threads, settings),
+        EngineOptions(model, dtype, device, deterministic, threads, settings, engine_layout),
         ServerOptions(
             host=host, port=port, names=tuple(served_name), keys=api_keys,
             limits=Limits(as_bytes("--max-body", max_body), request_seconds),
             drain_seconds=drain_seconds, tool_parser=tool_parser,
-            reasoning_parser=reasoning_parser, replicas=replicas_of(layout),
+            reasoning_parser=reasoning_parser, replicas=replicas,
             access_log=access_log,
         ),
         lambda line: print(f"fivefold: {line}", flush=True),
@@ -149,15 +156,15 @@ def as_bytes(option: str, text: str) -> int:
     return size
 
 
-def replicas_of(layout: str) -> int:
-    """Engines behind the server. Raises LayoutError for axes that serving does not have."""
-    from fivefold.core.errors import LayoutError
-    from fivefold.core.layout import AXES, Layout
+def split_layout(text: str) -> tuple[int, str]:
+    """Engines behind the server, and the layout of each.
 
-    parsed = Layout.parse(layout)
-    for axis in AXES:
-        if axis != "dp_replicate" and getattr(parsed, axis) > 1:
-            raise LayoutError(
-                f"layout {axis}={getattr(parsed, axis)} is not served", "use dp_replicate=N"
-            )
-    return parsed.dp_replicate
+    Raises LayoutError for axes that serving does not have.
+    """
+    from fivefold.core.layout import Layout
+    from fivefold.engines.serve.parallel.layout import engine_layout, read_layout
+
+    layout = read_layout(text)
+    engine_layout(layout)
+    one = layout.model_copy(update={"dp_replicate": 1})
+    return layout.dp_replicate, "" if one == Layout() else str(one)

@@ -26,7 +26,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     [
         (("--kv-memory", "much"), "--kv-memory much is no size; write e.g. 512M or 4G"),
         (("--max-body", "0"), "--max-body 0 is no size"),
-        (("--layout", "tp=2"), "layout tp=2 is not served; use dp_replicate=N"),
+        (("--layout", "cp=2"), "layout cp=2 is not served; use tp, pp, ep, dp_replicate"),
+        (("--layout", "tp=3,ep=2"), "layout tp=3,ep=2: neither divides the other; use ep=3"),
         (("--layout", "dp_replicate=0"), "not a positive whole number"),
         (("--api-keys", "no/such.yaml"), "cannot read the API keys in no/such.yaml"),
         (("--tool-parser", "hermse"), "hermse is unknown; did you mean 'hermes'?"),

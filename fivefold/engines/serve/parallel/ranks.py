@@ -148,8 +148,8 @@ class Ranks:
     def logits(self, hidden: Tensor) -> Tensor:
         """Numbers of rows [W] to [W,V] fp32: the last step brought them, or ranks are asked."""
         if self._logits is not None:
-            everything = len(hidden) == len(self._logits)
-            return self._logits if everything else self._logits[hidden.to(self.device)]
+            found, self._logits = self._logits, None
+            return found if len(hidden) == len(found) else found[hidden.to(self.device)]
         places = hidden.tolist()
         with self.together() as others:
             if places:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-# S sequence, D hidden
-import torch
+# N tokens, D hidden
+from torch import Tensor
 
 from fivefold.engines.serve.server.messages import Pooling
-from fivefold.model.attention_backend import CausalAttention
-from fivefold.model.decoder import Decoder
 
 
-@torch.inference_mode()
-def embed(decoder: Decoder, prompt: list[int], pooling: Pooling) -> list[float]:
-    """[D]: the mean over the prompt's states after the final norm, in fp32, or the last one."""
-    device = decoder.head_weight().device
-    tokens = torch.tensor([prompt], device=device)
-    positions = torch.arange(len(prompt), device=device)[None]
-    states = decoder(tokens, positions, CausalAttention())[0].float()
+def pool(states: Tensor, pooling: Pooling) -> list[float]:
+    """[N,D] to [D]: the mean over a prompt's states after the final norm, in fp32, or the last."""
+    states = states.float()
     pooled = states.mean(dim=0) if pooling == "mean" else states[-1]
     return pooled.tolist()

@@ -6,11 +6,12 @@ end of a pair of sockets. It ends with `Stop`, or when the other end is closed.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import signal
 import sys
 import time
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from fivefold.engines.serve.paged.engine import Engine
 from fivefold.engines.serve.placement import FORMATS
 from fivefold.engines.serve.sampling_params import SamplingParams
 from fivefold.engines.serve.scheduling.errors import QueueFullError
-from fivefold.engines.serve.server.embedding import embed
+from fivefold.engines.serve.server.embedding import pool
 from fivefold.engines.serve.server.messages import (
     Abort,
     Accepted,
@@ -56,10 +57,16 @@ class EngineProcess:
         self._open: dict[int, int] = {}  # answers to come, by the server's id
 
     def run(self) -> None:
-        """Until `Stop`, or until the server is gone."""
+        """Until `Stop`, or until the server is gone.
+
+        Raises FivefoldError when the engine can run no more.
+        """
+        served = self.engine.served
         while self._take_commands():
             if self.engine.has_work and not self.engine.paused:
                 self._send_outputs(self.engine.step())
+            if served.ended is not None:
+                raise served.ended
 
     def _take_commands(self) -> bool:
         """Everything that was said since the last step; waits when there is nothing else to do."""
@@ -67,7 +74,8 @@ class EngineProcess:
         if not busy and not self.connection.poll(IDLE_SECONDS):
             if not self.engine.has_work:
                 self.engine.check_idle()
-            self.connection.poll(None)
+            wait([self.connection, *self.engine.served.watched])
+            self.engine.served.notice()
         while self.connection.poll(0):
             try:
                 command = pickle.loads(self.connection.recv_bytes())
@@ -113,7 +121,7 @@ class EngineProcess:
 
     def _embed(self, command: Embed) -> None:
         try:
-            vector = embed(self.engine.decoder, command.prompt, command.pooling)
+            vector = pool(self.engine.served.states(command.prompt), command.pooling)
         except (RuntimeError, MemoryError) as error:
             why = f"the engine failed: {type(error).__name__}: {one_line(error)}"
             self._send(Refused(command.id, "failed", why, ""))
@@ -160,6 +168,7 @@ def load(options: EngineOptions) -> Engine:
         dtype=options.dtype,
         device=own_device(options),
         deterministic=options.deterministic,
+        layout=options.layout,
         **settings,
     ).engine
 
@@ -181,17 +190,16 @@ def warm_up(engine: Engine) -> None:
 def describe(engine: Engine, started: float) -> Ready:
     """What the server needs to know of an engine."""
     assert engine.tokenizer is not None  # models by name bring one, or are refused
-    config, state = engine.decoder.config, engine.state()
-    weight, size = engine.decoder.head_weight(), engine.settings.block_size
+    served, state, size = engine.served, engine.state(), engine.settings.block_size
     return Ready(
         tokenizer=TokenizerRecord.of(engine.tokenizer),
         context=min(engine.preparation.context, state.blocks * size),
         beginning=_beginning(engine),
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        parameters=sum(p.numel() for p in engine.decoder.parameters()),
-        dtype=str(weight.dtype).removeprefix("torch."),
-        device=str(weight.device),
+        vocab_size=served.config.vocab_size,
+        hidden_size=served.config.hidden_size,
+        parameters=served.parameters,
+        dtype=str(served.dtype).removeprefix("torch."),
+        device=str(served.device),
         block_size=size,
         blocks=state.blocks,
         max_sequences=engine.settings.max_sequences,
@@ -218,12 +226,12 @@ def main() -> None:
     try:
         engine = load(options)
         warm_up(engine)
-    except FivefoldError as error:
-        send(connection, Failed(error.message, error.mend))
-        sys.exit(1)
-    send(connection, describe(engine, started))
-    try:
+        send(connection, describe(engine, started))
         EngineProcess(engine, connection).run()
+    except FivefoldError as error:
+        with contextlib.suppress(OSError):
+            send(connection, Failed(error.message, error.mend))
+        sys.exit(1)
     except BrokenPipeError:  # the server is gone
         sys.exit(1)
 

@@ -19,7 +19,10 @@ Pooling = Literal["mean", "last"]
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What an engine's process serves, and how. `settings` are those of EngineSettings."""
+    """What an engine's process serves, and how. `settings` are those of EngineSettings.
+
+    `layout`: of one engine; others than one rank are processes that it starts.
+    """
 
     model: str
     dtype: str = "auto"
@@ -27,6 +30,7 @@ class EngineOptions:
     deterministic: bool = False
     threads: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    layout: str = ""
     replica: int = 0
     """Its place among equal engines, which share the machine's GPUs out."""
 
