@@ -66,7 +66,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientLeftError, _client_left)
     app.add_exception_handler(Exception, _bug)
-    app.add_middleware(BodyLimits, most=service.limits.body_bytes)
+    app.add_middleware(BodyLimits, most=service.limits.body_bytes, seconds=service.limits.seconds)
     app.add_middleware(DrainGate, drain=service.drain)
     app.add_middleware(RequestIds)
     return app

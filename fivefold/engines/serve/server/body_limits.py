@@ -11,29 +11,39 @@ from fivefold.engines.serve.server.api_errors import APIError
 
 DEEPEST = 64
 THREAD_BYTES = 1 << 16
-_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?|[\[\]{}]', re.DOTALL)
+"""A string that is not closed reaches to the end: each byte is read once, whatever is sent."""
 
 
 class BodyLimits:
-    """ASGI middleware: reads a body whole, `most` bytes at most, and hands it on."""
+    """ASGI middleware: reads a body whole, and hands it on.
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
+    `most` bytes at most, which must come within `seconds`.
+    """
+
+    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
         self.app = app
         self.most = most
+        self.seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 413 or 400, or pass on."""
+        """Answer 413, 408 or 400, or pass on."""
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
             await self.app(scope, receive, send)
             return
         try:
-            body = await self._read(receive)
+            async with asyncio.timeout(self.seconds):
+                body = await self._read(receive)
             if body is None:  # the client left
                 return
             if len(body) > THREAD_BYTES:
                 await asyncio.to_thread(check_depth, body)
             else:
                 check_depth(body)
+        except TimeoutError:
+            error = APIError(408, f"the body did not come within {self.seconds:g} s")
+            await error.response()(scope, receive, send)
+            return
         except APIError as error:
             await error.response()(scope, receive, send)
             return

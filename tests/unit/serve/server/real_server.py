@@ -80,6 +80,14 @@ class RealServer:
         found: dict[str, Any] = self.http.get("/engine").json()
         return found
 
+    def metric(self, name: str, **labels: str) -> float:
+        """One number of /metrics; 0 where it is not there yet."""
+        labels = {"model_name": NAME, **labels}
+        shown = ",".join(f'{key}="{labels[key]}"' for key in sorted(labels))
+        start = f"fivefold:{name}{{{shown}}} "
+        lines = self.http.get("/metrics").text.splitlines()
+        return next((float(line[len(start) :]) for line in lines if line.startswith(start)), 0.0)
+
     def engine_processes(self) -> list[psutil.Process]:
         """The children that hold the model."""
         return psutil.Process(self.process.pid).children()

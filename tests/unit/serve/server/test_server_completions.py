@@ -148,6 +148,16 @@ def test_a_prefix_is_read_once(server: RealServer) -> None:
     assert cached[0] == cached[2] == 0 < cached[1]
 
 
+def test_a_prompt_that_ends_inside_a_character(server: RealServer, llm: LLM) -> None:
+    ids = llm.engine.tokenizer.encode("Once 鹿")
+    assert llm.engine.tokenizer.decode(ids[:-1]).endswith("\ufffd")
+    expected = llm.generate([ids[:-1]], PARAMS, progress=False)[0].text
+    found = server.ask(prompt=ids[:-1], echo=True, **GREEDY).json()["choices"][0]["text"]
+    assert found.endswith(expected)
+    streamed = events(server, prompt=ids[:-1], **GREEDY)
+    assert "".join(e["choices"][0]["text"] for e in streamed) == expected
+
+
 def test_an_empty_prompt_begins_with_nothing(server: RealServer) -> None:
     found = server.ask(prompt="", ignore_eos=True, **GREEDY).json()
     assert found["usage"]["prompt_tokens"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -103,6 +104,17 @@ def test_tokens_per_minute_count_what_was_written(narrow: RealServer) -> None:
 
 def test_too_large_a_body(narrow: RealServer) -> None:
     assert "65536 bytes" in error_of(ask(narrow, "bob", prompt="x" * 70_000), 413)["message"]
+
+
+def test_a_body_that_does_not_come(narrow: RealServer) -> None:
+    url = httpx.URL(narrow.url)
+    with socket.create_connection((url.host, url.port or 80), timeout=30) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+        )
+        answer = connection.recv(4096).decode()
+    assert answer.startswith("HTTP/1.1 408 ")
+    assert "within 1.5 s" in answer
 
 
 def test_a_request_that_takes_too_long(narrow: RealServer) -> None:

@@ -46,20 +46,21 @@ def stream(server: RealServer, **body: Any) -> Any:
 def test_a_client_that_leaves_frees_its_blocks(server: RealServer) -> None:
     before = server.engine()["steps"]
     with stream(server, **LONG, n=2) as answer:
-        first_events(answer, 3)
+        lines = first_events(answer, 3)  # held: what is not, is closed
         assert server.engine()["blocks_owned"] > 0
+        assert next(lines)
     after = server.wait_idle()
     assert after["steps"] - before < LONG["max_tokens"]  # it was not written to its end
 
 
 def test_a_client_that_does_not_wait_for_a_whole_answer(server: RealServer) -> None:
     before = server.engine()["steps"]
+    aborted = server.metric("request_success_total", finished_reason="abort")
     with httpx.Client(base_url=server.url, timeout=0.3) as hasty, pytest.raises(httpx.ReadTimeout):
         hasty.post("/v1/completions", json={"model": NAME, **LONG})
     after = server.wait_idle()
     assert after["steps"] - before < LONG["max_tokens"]
-    counted = server.http.get("/metrics").text
-    assert f'request_success_total{{finished_reason="abort",model_name="{NAME}"}} 3.0' in counted
+    assert server.metric("request_success_total", finished_reason="abort") == aborted + 1
 
 
 def test_a_killed_engine_is_said_and_replaced(mortal: RealServer) -> None:
@@ -83,9 +84,8 @@ def test_a_killed_engine_is_said_and_replaced(mortal: RealServer) -> None:
     mortal.wait(lambda state: state["ready"])
     assert mortal.ask(prompt="Once", max_tokens=3).status_code == 200
     assert mortal.engine_processes() != [child]
-    counted = mortal.http.get("/metrics").text
-    assert f'engine_restarts_total{{engine="0",model_name="{NAME}"}} 1.0' in counted
-    assert f'request_success_total{{finished_reason="error",model_name="{NAME}"}} 2.0' in counted
+    assert mortal.metric("engine_restarts_total", engine="0") == 1
+    assert mortal.metric("request_success_total", finished_reason="error") == 2
 
 
 def test_sigterm_lets_requests_end_and_takes_no_more(mortal: RealServer) -> None:
@@ -102,7 +102,7 @@ def test_sigterm_lets_requests_end_and_takes_no_more(mortal: RealServer) -> None
     assert len(rest) > 1000
     status, out, errors = mortal.stop()
     assert status == 0
-    assert "1 requests may end within 60 s" in out
+    assert "requests may end within 60 s" in out
     assert out.endswith("fivefold: stopped\n")
     assert "Traceback" not in errors
     assert not any(child.is_running() for child in children)
