@@ -80,6 +80,7 @@ class EventStream(Response):
         try:
             async for event in self._events:
                 await send(_body(json.dumps(event, ensure_ascii=False, separators=(",", ":"))))
+                await asyncio.sleep(0)  # others' turn; and a client that left is noticed
             await send(_body("[DONE]"))
         except APIError as error:
             await send(_body(json.dumps(error.body())))
