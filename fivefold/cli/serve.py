@@ -19,7 +19,7 @@ EXAMPLES = """Examples:
 
     fivefold serve --layout dp_replicate=2 --threads 2
 
-    fivefold serve --layout tp=2
+    fivefold serve --model path/to/folder --layout tp=2,pp=2
 
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
       -d '{"model": "smollm2", "prompt": "The capital of France is"}'

@@ -40,10 +40,11 @@ _engines: dict[tuple[Path, str], LLM] = {}
 
 
 def save_models(folder: Path) -> None:
-    """A dense model with tied embeddings, one with a head of its own, and one of experts."""
+    """Dense models with tied embeddings and with a head of their own, and one of experts."""
     tokenizer = Tokenizer.train_bpe(iter(TEXT), 280)
     for name, kind, changes in (
         ("dense", "llama", {}),
+        ("one-key-head", "gemma3", {"num_key_value_heads": 1}),
         ("untied", "qwen3", {"num_hidden_layers": 5, "tie_word_embeddings": False}),
     ):
         _, decoder = build(kind, vocab_size=VOCABULARY, eos_token_id=0, **changes)

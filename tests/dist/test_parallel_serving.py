@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ import pytest
 
 from tests.dist import serving_cases as cases
 from tests.dist.harness import Workers
+from tests.unit.serve.server.real_server import RealServer, error_of, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ def test_expert_ranks(worker: Workers, models: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "layout"),
     [
-        ("dense", "pp=3"), ("dense", "tp=3"), ("dense", "tp=2,pp=2"), ("untied", "tp=2"),
+        ("dense", "pp=3"), ("one-key-head", "tp=2"), ("dense", "tp=2,pp=2"), ("untied", "tp=2"),
         ("experts", "tp=2"), ("experts", "tp=2,ep=2"), ("experts", "pp=2,ep=2"),
         ("dense", "tp=2,pp=2,order=tp/dp_replicate/dp_shard/cp/pp"),
     ],
@@ -102,3 +104,43 @@ def test_ranks_end_with_the_first(models: Path) -> None:
     while any(psutil.pid_exists(id) and psutil.Process(id).status() != "zombie" for id in ids):
         assert time.monotonic() < end, "a rank outlives rank 0"
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_server_whose_engine_loses_a_rank(tmp_path: Path) -> None:
+    server = RealServer(tiny_model(tmp_path / "tiny"), "--layout", "tp=2")
+    try:
+        asked = {"prompt": "Once upon", "max_tokens": 12, "temperature": 0}
+        first = server.ask(**asked).json()["choices"][0]["text"]
+        embedded = server.ask("/v1/embeddings", input="Once upon a time")
+        assert len(embedded.json()["data"][0]["embedding"]) == 48
+        (engine,) = server.engine_processes()
+        for busy in (False, True):
+            (rank,) = engine.children()
+            answers = []
+            with ThreadPoolExecutor() as threads:
+                if busy:
+                    long = threads.submit(
+                        server.ask, **asked | {"max_tokens": 1900}, ignore_eos=True
+                    )
+                    server.wait(lambda state: state["running"] == 1)
+                    answers.append(long)
+                rank.kill()
+            for answer in answers:
+                error = error_of(answer.result(), answer.result().status_code)
+                assert "rank 1" in error["message"] and "was killed by SIGKILL" in error["message"]
+            end = time.monotonic() + 60
+            while server.engine_processes() in ([], [engine]) or not is_ready(server):
+                assert time.monotonic() < end, "no new engine"
+                time.sleep(0.1)
+            (engine,) = server.engine_processes()
+            assert server.ask(**asked).json()["choices"][0]["text"] == first
+    finally:
+        status, _, errors = server.stop()
+    assert status == 0
+    assert errors.count("could not serve: rank 1 (pid") == 2, errors
+    assert "Traceback" not in errors
+
+
+def is_ready(server: RealServer) -> bool:
+    return server.http.get("/ready").status_code == 200

@@ -67,19 +67,18 @@ class Ranks:
         self.config, self.dtype, self.device = source.config, dtype, device
         self.ended: FivefoldError | None = None
         self._logits: Tensor | None = None
-        ranks = layout.world_size
+        ranks, threads = layout.world_size, threads_of(layout)
         store = open_store(ranks)
+        self._threads_before = torch.get_num_threads()
         self._processes = processes = RankProcesses(ranks - 1)
         try:
+            torch.set_num_threads(threads)
             for rank in range(1, ranks):
-                where = str(device) if device.type == "cpu" else f"{device.type}:{rank}"
-                processes.send(
-                    rank,
-                    Start(
-                        str(source.path), layout, dtype, where, dispatch.is_deterministic(),
-                        threads_of(layout), settings.memory_share, rank, store.port,
-                    ),
+                start = Start(
+                    str(source.path), layout, dtype, place_of(device, rank),
+                    dispatch.is_deterministic(), threads, settings.memory_share, rank, store.port,
                 )  # fmt: skip
+                processes.send(rank, start)
             processes.receive_all(Hello)  # one that cannot even start is not waited for
             join_group(device, 0, ranks, store.port, store)
             self._rank = Rank(source, layout, dtype, device, settings.memory_share)
@@ -228,10 +227,16 @@ class Ranks:
 
     def _leave(self) -> None:
         self._processes.stop()
+        torch.set_num_threads(self._threads_before)
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
+def place_of(device: torch.device, rank: int) -> str:
+    """The device of a rank: of GPUs the next ones after rank 0's."""
+    return str(device) if device.type == "cpu" else f"{device.type}:{(device.index or 0) + rank}"
+
+
 def threads_of(layout: Layout) -> int:
-    """Of each rank on a CPU. Ranks of one stage work at the same time, stages in turn."""
+    """Of each rank on a CPU, this one too. Ranks of one stage work at the same time, stages in turn."""
     return max(1, torch.get_num_threads() * layout.pp // layout.world_size)

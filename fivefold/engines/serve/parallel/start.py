@@ -49,13 +49,9 @@ def start_ranks(
 def _check_devices(ranks: int, device: torch.device) -> None:
     if device.type != "cuda":
         return
-    if torch.cuda.device_count() < ranks:
+    here = torch.cuda.device_count() - (device.index or 0)
+    if here < ranks:
         raise LayoutError(
-            f"the layout needs {ranks} GPUs, but {torch.cuda.device_count()} are here",
+            f"the layout needs {ranks} GPUs, but {here} are here from {device} on",
             "use a smaller layout, or device=cpu",
-        )
-    if device.index:
-        raise LayoutError(
-            f"ranks take the GPUs from cuda:0 on, not from {device} on",
-            "leave the number, and say which may be seen with CUDA_VISIBLE_DEVICES",
         )

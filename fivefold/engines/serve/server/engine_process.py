@@ -20,6 +20,7 @@ from fivefold.core.errors import FivefoldError, PromptError, one_line
 from fivefold.engines.serve.llm import LLM
 from fivefold.engines.serve.paged.answers import Output
 from fivefold.engines.serve.paged.engine import Engine
+from fivefold.engines.serve.parallel.layout import layout_of_one
 from fivefold.engines.serve.placement import FORMATS
 from fivefold.engines.serve.sampling_params import SamplingParams
 from fivefold.engines.serve.scheduling.errors import QueueFullError
@@ -174,10 +175,11 @@ def load(options: EngineOptions) -> Engine:
 
 
 def own_device(options: EngineOptions) -> str:
-    """The device as asked for; of several GPUs, where none is named, one for each replica."""
+    """The device as asked for; of several GPUs, where none is named, a replica's first."""
     if options.device not in ("auto", "cuda") or not torch.cuda.is_available():
         return options.device
-    return f"cuda:{options.replica % torch.cuda.device_count()}"
+    first = options.replica * layout_of_one(options.layout).world_size
+    return f"cuda:{first % torch.cuda.device_count()}"
 
 
 def warm_up(engine: Engine) -> None:
