@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fivefold.core.environment import bound_spinning
+
 if TYPE_CHECKING:
     from fivefold.engines.serve.llm import LLM as LLM
     from fivefold.engines.serve.sampling_params import SamplingParams as SamplingParams
@@ -14,6 +16,9 @@ _LAZY = {
     "SamplingParams": "fivefold.engines.serve.sampling_params",
 }
 __all__ = ["LLM", "SamplingParams", "__version__"]
+
+
+bound_spinning()  # before torch is loaded, which reads it then
 
 
 def __getattr__(name: str) -> object:

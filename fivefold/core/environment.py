@@ -1,4 +1,4 @@
-"""The one place that reads the process environment: torchrun's variables and the cache folder."""
+"""The one place that touches the process environment: torchrun's variables, folders, OpenMP's waits."""
 
 from __future__ import annotations
 
@@ -32,6 +32,21 @@ def read_ranks() -> Ranks:
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
     )
+
+
+# Some tenths of a millisecond: more than between two operators of a step.
+SPINS = "20000"
+
+
+def bound_spinning() -> None:
+    """Let idle threads of OpenMP sleep after a while, unless the user said how they are to wait.
+
+    By default GNU's runtime spins for milliseconds at the end of every parallel loop. Where another
+    process wants the core, that is time which neither of them gets. It is read once, when torch
+    loads the runtime; child processes inherit it.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 def under_torchrun() -> bool:

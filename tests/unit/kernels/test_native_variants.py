@@ -18,6 +18,7 @@ FILES = [
     *(f"test_kernel_{name}.py" for name in ("linear", "cross_entropy", "log_probs", "rms_norm")),
     *(f"test_kernel_{name}.py" for name in ("gated", "rope", "rows", "adamw", "grouped_linear")),
     "test_packed_linear.py", "test_flash_attention.py", "test_paged_attention.py",
+    "../serve/test_native_step.py",
 ]  # fmt: skip
 RUN = """
 import sys
