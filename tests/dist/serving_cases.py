@@ -21,6 +21,9 @@ from fivefold.core.errors import FivefoldError
 from fivefold.engines.serve.completion import Completion
 from fivefold.engines.serve.paged.errors import EngineError, MemoryBudgetError
 from fivefold.engines.serve.parallel.errors import RankError
+from fivefold.engines.serve.parallel.messages import Step
+from fivefold.engines.serve.parallel.rank import Rank
+from fivefold.kernels.dispatch import set_deterministic
 from fivefold.model.decoder import Decoder
 from fivefold.model.families import parse_config
 from fivefold.text.tokenizer import Tokenizer
@@ -203,6 +206,24 @@ def check_death(model: Path, layout: str, number: int) -> None:
     _engines.pop((model, layout))
 
 
+def check_interrupt(model: Path, layout: str) -> None:
+    """Ctrl-C in the middle of a step leaves ranks at different places: nothing goes on from there."""
+    ranks = engine_on(model, layout)
+
+    def interrupted(rank: Rank, step: Step) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rank, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ranks.generate([[5]], progress=False)
+    assert not other_ranks()
+    ranks.engine.check_idle()
+    with pytest.raises(EngineError, match="interrupted in the middle of a step; start the engine"):
+        ranks.generate([[5]], progress=False)
+    _engines.pop((model, layout))
+
+
 def check_close(model: Path, layout: str) -> None:
     """Nothing is left but the word that it is closed; another may be made."""
     ranks = engine_on(model, layout)
@@ -214,6 +235,21 @@ def check_close(model: Path, layout: str) -> None:
     with pytest.raises(EngineError, match="the engine is closed"):
         ranks.generate([[5]], progress=False)
     _engines.pop((model, layout))
+
+
+def check_same_bits(model: Path, layout: str) -> None:
+    """Under the deterministic policy log-probabilities are one process's, with new weights too."""
+    given: dict[str, Any] = {"dtype": "fp32", "device": "cpu", "deterministic": True, **TIGHT}
+    ranks, alone = LLM(str(model), layout=layout, **given), LLM(str(model), **given)
+    params = SamplingParams(max_new_tokens=10, ignore_eos=True, logprobs=4)
+    new = {n: t.flip(0) for n, t in alone.engine.decoder.state_dict().items()}
+    for _ in range(2):
+        found, expected = (e.generate(prompts(5), params, progress=False) for e in (ranks, alone))
+        assert differences(found, expected) == 0
+        for each in (ranks, alone):
+            each.engine.update_weights(new)
+    ranks.close()
+    set_deterministic(False)
 
 
 def check_no_room(model: Path, layout: str) -> None:
@@ -249,7 +285,7 @@ def refusals(model: Path, experts: Path) -> list[str]:
     for path, layout, settings in asked:
         with pytest.raises(FivefoldError) as told:
             LLM(str(path), dtype="fp32", device="cpu", layout=layout, **settings)
-        torch_state_is_clean()
+        nothing_was_started()
         found.append(str(told.value))
     _, decoder = build("llama")
     with pytest.raises(FivefoldError) as told:
@@ -257,12 +293,10 @@ def refusals(model: Path, experts: Path) -> list[str]:
     return [*found, str(told.value)]
 
 
-def torch_state_is_clean() -> None:
-    """A refusal has started nothing and switched nothing."""
-    from fivefold.kernels import dispatch
-
+def nothing_was_started() -> None:
+    """A refusal has started nothing; the policy may have been switched before it."""
     assert not other_ranks()
-    dispatch.set_deterministic(False)
+    set_deterministic(False)
 
 
 def orphans(model: Path, layout: str) -> list[int]:

@@ -65,8 +65,9 @@ def test_pipeline_ranks_and_the_death_of_one(worker: Workers, models: Path) -> N
     worker.run(cases.check_death, models / "untied", "pp=2,stage_layers=4/1", cases.KILL)
 
 
-def test_expert_ranks(worker: Workers, models: Path) -> None:
+def test_expert_ranks_and_an_interrupt(worker: Workers, models: Path) -> None:
     worker.run(cases.check_same_answers, models / "experts", "ep=2")
+    worker.run(cases.check_interrupt, models / "experts", "ep=2")
 
 
 @pytest.mark.slow
@@ -81,6 +82,11 @@ def test_expert_ranks(worker: Workers, models: Path) -> None:
 def test_other_layouts(worker: Workers, models: Path, model: str, layout: str) -> None:
     worker.run(cases.check_same_answers, models / model, layout)
     worker.run(cases.check_new_weights, models / model, layout)
+
+
+@pytest.mark.slow
+def test_pipeline_ranks_have_the_bits_of_one_process(worker: Workers, models: Path) -> None:
+    worker.run(cases.check_same_bits, models / "untied", "pp=2")
 
 
 @pytest.mark.slow

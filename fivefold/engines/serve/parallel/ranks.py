@@ -148,7 +148,8 @@ class Ranks:
         """Numbers of rows [W] to [W,V] fp32: the last step brought them, or ranks are asked."""
         if self._logits is not None:
             found, self._logits = self._logits, None
-            return found if len(hidden) == len(found) else found[hidden.to(self.device)]
+            assert len(hidden) == len(found), "a step without whole prompts brings what is asked"
+            return found
         places = hidden.tolist()
         with self.together() as others:
             if places:
