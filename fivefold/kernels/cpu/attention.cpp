@@ -60,21 +60,24 @@ template <class T> struct Forward {
   // ---- one item ----
 
   struct Scratch {
-    float *queries, *keys, *values, *weights, *zeros, *running;
+    float *queries, *keys, *values, *weights, *zeros, *running, *other;
   };
-  long scratch_floats() const {
-    return (ITEM_ROWS + BLOCK) * shape.head_dim + BLOCK * width() + TILE * BLOCK + longest() +
-           2 * Running::floats(ITEM_ROWS, width());
+  // For items of so many rows at most, in whole strips: a decoding token's are few, and memory for
+  // many would come anew from the operating system in every call.
+  long scratch_floats(long rows) const {
+    return (rows + BLOCK) * shape.head_dim + BLOCK * width() + std::min(rows, TILE) * BLOCK + longest() +
+           2 * Running::floats(rows, width());
   }
-  Scratch carve(float* at) const {
+  Scratch carve(float* at, long rows) const {
     Scratch s;
     s.queries = at;
-    s.keys = s.queries + ITEM_ROWS * shape.head_dim;
+    s.keys = s.queries + rows * shape.head_dim;
     s.values = s.keys + BLOCK * shape.head_dim;
     s.weights = s.values + BLOCK * width();
-    s.zeros = s.weights + TILE * BLOCK;
+    s.zeros = s.weights + std::min(rows, TILE) * BLOCK;
     std::fill(s.zeros, s.zeros + longest(), 0.0f);
     s.running = s.zeros + longest();
+    s.other = s.running + Running::floats(rows, width());
     return s;
   }
 
@@ -203,7 +206,7 @@ template <class T> struct Forward {
   // Parts one after the other: the same merges in the same order as apart.
   void whole(const Item& item, const Scratch& s) const {
     const long rows = item.row1 - item.row0;
-    const Running total(s.running, rows, width()), one(s.running + Running::floats(ITEM_ROWS, width()), rows, width());
+    const Running total(s.running, rows, width()), one(s.other, rows, width());
     pack_queries(item, s.queries);
     total.clear(rows);
     const long first = first_part(item), end = end_part(item);
@@ -241,19 +244,20 @@ template <class T> struct Forward {
     blank(query_starts[shape.sequences], shape.query_rows);
     const std::vector<Item> all = items();
     std::vector<Piece> pieces;
-    long floats = 0;
+    long floats = 0, rows = 0;
+    for (const Item& item : all) rows = std::max(rows, round_up(item.row1 - item.row0, ROWS));
     for (long i = 0; i < long(all.size()); ++i)
       for (long p = first_part(all[i]); p < end_part(all[i]); ++p) {
         pieces.push_back({i, p, floats});
         floats += Running::floats(all[i].row1 - all[i].row0, width());
       }
     const bool apart = long(all.size()) < ITEMS_A_THREAD * threads && pieces.size() > all.size() && floats <= MOST_PARTIAL;
-    Floats scratch = allocate_floats(threads * scratch_floats());
+    Floats scratch = allocate_floats(threads * scratch_floats(rows));
     Floats partial = allocate_floats(apart ? floats : 0);
     if (!scratch || !partial) return NO_MEMORY;
 #pragma omp parallel num_threads(threads)
     {
-      const Scratch mine = carve(scratch.get() + omp_get_thread_num() * scratch_floats());
+      const Scratch mine = carve(scratch.get() + omp_get_thread_num() * scratch_floats(rows), rows);
       if (apart) {
 #pragma omp for schedule(dynamic)
         for (long i = 0; i < long(pieces.size()); ++i) {

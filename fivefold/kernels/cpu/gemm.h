@@ -28,7 +28,25 @@ struct Step {
   typedef float Left;
   static constexpr long DEPTH = 1;
   static vf spread(float left) { return splat(left); }
-  static vf right(const T* b) { return load(b); }
+  static void right(const T* b, vf& low, vf& high) { low = load(b), high = load(b + LANES); }
+  static void add(vf& total, vf left, vf right) { total = fused(left, right, total); }
+};
+
+// bf16 panels whose halves are woven: columns 0, LANES, 1, LANES + 1, ... So one load gives both halves,
+// by a shift and a mask, where widening each takes a load, a shuffle and a shift.
+struct woven {
+  bf16 value;
+};
+
+template <>
+struct Step<woven> {
+  typedef float Left;
+  static constexpr long DEPTH = 1;
+  static vf spread(float left) { return splat(left); }
+  static void right(const woven* b, vf& low, vf& high) {
+    const vu both = (vu)load((const float*)b);
+    low = (vf)(both << 16), high = (vf)(both & 0xffff0000u);
+  }
   static void add(vf& total, vf left, vf right) { total = fused(left, right, total); }
 };
 
@@ -56,7 +74,9 @@ struct Step<pair> {
     std::memcpy(&whole, &left, 4);
     return (vf)(whole - vi{});
   }
-  static vf right(const pair* b) { return load((const float*)b); }
+  static void right(const pair* b, vf& low, vf& high) {
+    low = load((const float*)b), high = load((const float*)(b + LANES));
+  }
   static void add(vf& total, vf left, vf right) {
 #if defined(__AVX512BF16__) && FIVEFOLD_LANES == 16
     total = (vf)_mm512_dpbf16_ps((__m512)total, (__m512bh)left, (__m512bh)right);
@@ -75,10 +95,13 @@ constexpr long steps_of(long k) { return (k + Step<T>::DEPTH - 1) / Step<T>::DEP
 // R rows times P neighbouring panels. Panels lie `panel_stride` elements apart, k steps WIDE.
 // `c` is [R][P * WIDE] with rows `c_stride` apart, added to when `resume`. A k of 0 gives zeros.
 // Steps of the left operand lie a_step apart, its rows a_row: R and 1 in a packed tile, 1 and a row's
-// length where rows are taken as they lie.
-template <int R, int P, class T>
+// length where rows are taken as they lie. Panels are prefetched AHEAD bytes, if any. With KEEP, one
+// panel is left widened in `keep`, [K][WIDE], for other rows to use.
+template <int R, int P, class T, long AHEAD = 0, bool KEEP = false>
 inline void multiply(const typename Step<T>::Left* a, long a_step, long a_row, const T* b,
-                     long panel_stride, long k, float* c, long c_stride, bool resume) {
+                     long panel_stride, long k, float* c, long c_stride, bool resume,
+                     typename Step<T>::Left* keep = nullptr) {
+  static_assert(!KEEP || P == 1, "one panel is kept");
   constexpr long CHAIN_STEPS = CHAIN / Step<T>::DEPTH;
   long left_steps = steps_of<T>(k);
   do {
@@ -87,8 +110,15 @@ inline void multiply(const typename Step<T>::Left* a, long a_step, long a_row, c
     for (long i = 0; i < steps; ++i, a += a_step, b += WIDE) {
       vf right[2 * P];
 #pragma GCC unroll 16
-      for (int p = 0; p < 2 * P; ++p)
-        right[p] = Step<T>::right(b + (p / 2) * panel_stride + (p % 2) * LANES);
+      for (int p = 0; p < P; ++p) {
+        const T* from = b + p * panel_stride;
+        if constexpr (AHEAD > 0) __builtin_prefetch((const char*)from + AHEAD);
+        Step<T>::right(from, right[2 * p], right[2 * p + 1]);
+      }
+      if constexpr (KEEP) {
+        store(keep, right[0]), store(keep + LANES, right[1]);
+        keep += WIDE;
+      }
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const vf left = Step<T>::spread(a[r * a_row]);
@@ -109,13 +139,14 @@ inline void multiply(const typename Step<T>::Left* a, long a_step, long a_row, c
 }
 
 // The same for a number of rows known only now, one panel: each count has a kernel of its own.
-template <class T>
+template <class T, long AHEAD = 0, bool KEEP = false>
 inline void multiply_rows(int rows, const typename Step<T>::Left* a, long a_step, long a_row,
-                          const T* b, long k, float* c, long c_stride, bool resume) {
+                          const T* b, long k, float* c, long c_stride, bool resume,
+                          typename Step<T>::Left* keep = nullptr) {
   switch (rows) {
 #define FIVEFOLD_CASE(R) \
   case R:                \
-    return multiply<R, 1, T>(a, a_step, a_row, b, 0, k, c, c_stride, resume);
+    return multiply<R, 1, T, AHEAD, KEEP>(a, a_step, a_row, b, 0, k, c, c_stride, resume, keep);
     FIVEFOLD_CASE(1)
     FIVEFOLD_CASE(2)
     FIVEFOLD_CASE(3)

@@ -16,7 +16,10 @@ namespace {
 using namespace fivefold;
 
 // bf16 lies in pairs where those are multiplied.
-typedef std::conditional_t<PAIRED, pair, bf16> StoredBf16;
+typedef std::conditional_t<PAIRED, pair, woven> StoredBf16;
+
+// Of weights, which come from memory: the CPU's own prefetching starts anew with every page.
+constexpr long AHEAD = 4096;
 
 constexpr long BLOCK_ROWS = 16 * ROWS;  // rows that pass a panel before the next one is read
 
@@ -63,7 +66,7 @@ template <class X, class W> struct Linear {
   template <int R, int P> long sweep(const Left* left, long stride, long p, long last) const {
     float sums[R * P * WIDE];
     for (; p + P <= last; p += P) {
-      multiply<R, P, W>(left, 1, stride, panel(p), steps() * WIDE, k, sums, P * WIDE, false);
+      multiply<R, P, W, AHEAD>(left, 1, stride, panel(p), steps() * WIDE, k, sums, P * WIDE, false);
       finish(0, R, p * WIDE, P * WIDE, sums);
     }
     return p;
@@ -74,12 +77,12 @@ template <class X, class W> struct Linear {
     if (m == 3) p = sweep<3, 2>(left, stride, p, last);
     float sums[ROWS * WIDE];
     for (; p < last; ++p) {
-      multiply_rows(int(m), left, 1, stride, panel(p), k, sums, WIDE, false);
+      multiply_rows<W, AHEAD>(int(m), left, 1, stride, panel(p), k, sums, WIDE, false);
       finish(0, m, p * WIDE, WIDE, sums);
     }
   }
 
-  // A chain of a panel is widened once for all rows of a block.
+  // A chain of a panel is widened once for all rows of a block, while its first rows are multiplied.
   void many(const Left* left, long stride, long first, long last) const {
     float sums[BLOCK_ROWS * WIDE];
     Left chain[CHAIN_STEPS * WIDE];
@@ -89,22 +92,21 @@ template <class X, class W> struct Linear {
         long step = 0;
         do {
           const long here = std::min(CHAIN_STEPS, steps() - step);
-          const Left* right = widened(panel(p) + step * WIDE, here, chain);
-          for (long row = m0; row < m1; row += ROWS)
-            multiply_rows(int(std::min<long>(ROWS, m1 - row)), left + row * stride + step, 1, stride,
-                          right, here * Step<W>::DEPTH, sums + (row - m0) * WIDE, WIDE, step > 0);
+          const W* from = panel(p) + step * WIDE;
+          const long depth = here * Step<W>::DEPTH;
+          for (long row = m0; row < m1; row += ROWS) {
+            const int rows = int(std::min<long>(ROWS, m1 - row));
+            const Left* a = left + row * stride + step;
+            float* to = sums + (row - m0) * WIDE;
+            if constexpr (std::is_same_v<W, Left>) multiply_rows(rows, a, 1, stride, from, depth, to, WIDE, step > 0);
+            else if (row == m0) multiply_rows<W, AHEAD, true>(rows, a, 1, stride, from, depth, to, WIDE, step > 0, chain);
+            else multiply_rows(rows, a, 1, stride, chain, depth, to, WIDE, step > 0);
+          }
           step += here;
         } while (step < steps());
         finish(m0, m1, p * WIDE, WIDE, sums);
       }
     }
-  }
-
-  static const Left* widened(const W* from, long count, Left* to) {
-    if constexpr (std::is_same_v<W, Left>) return from;
-    else
-      for (long i = 0; i < count * WIDE; i += LANES) store(to + i, load(from + i));
-    return to;
   }
 
   // Scales, adds the bias and rounds once: rows [m0, m1) of so many columns from `column` on.
@@ -130,12 +132,13 @@ int run(long m, long n, long k, const X* x, long x_stride, const W* packed, cons
 
 // Elements of panels that are not known as pairs are moved whatever they mean.
 template <class T>
-void pack(long n, long k, const T* weight, long row_stride, T* packed) {
+void pack(long n, long k, const T* weight, long row_stride, bool weave, T* packed) {
   for (long p = 0; p * WIDE < n; ++p)
     for (long i = 0; i < k; ++i)
       for (int j = 0; j < WIDE; ++j) {
         const long row = p * WIDE + j;
-        packed[(p * k + i) * WIDE + j] = row < n ? weight[row * row_stride + i] : T{};
+        const int at = weave ? j % LANES * 2 + j / LANES : j;
+        packed[(p * k + i) * WIDE + at] = row < n ? weight[row * row_stride + i] : T{};
       }
 }
 }  // namespace
@@ -155,9 +158,9 @@ FIVEFOLD_EXPORT int fivefold_pack(long n, long k, int bytes, int format, const v
     return 0;
   }
   switch (bytes) {
-    case 1: pack(n, k, (const uint8_t*)weight, row_stride, (uint8_t*)packed); return 0;
-    case 2: pack(n, k, (const uint16_t*)weight, row_stride, (uint16_t*)packed); return 0;
-    case 4: pack(n, k, (const uint32_t*)weight, row_stride, (uint32_t*)packed); return 0;
+    case 1: pack(n, k, (const uint8_t*)weight, row_stride, false, (uint8_t*)packed); return 0;
+    case 2: pack(n, k, (const uint16_t*)weight, row_stride, format == BF16, (uint16_t*)packed); return 0;
+    case 4: pack(n, k, (const uint32_t*)weight, row_stride, false, (uint32_t*)packed); return 0;
   }
   return NO_FORMAT;
 }
