@@ -35,6 +35,8 @@ SCRIPT = textwrap.dedent(
         print("working", flush=True)
         time.sleep(float(sys.argv[4]))
     ShardWriter.append = slow
+    prepare.GIVE_WAY_SECONDS = 120  # however long the first rank takes to start
+    print("started", flush=True)
     corpus = prepare.prepare(section(sys.argv[2], sys.argv[3]), ByteTokenizer(), progress=False)
     print("tokens", corpus.sources[0].manifest.tokens, flush=True)
     """
@@ -42,12 +44,14 @@ SCRIPT = textwrap.dedent(
 
 
 def start(source: Path, cache: Path, delay: float, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(HELPERS), str(source), str(cache), str(delay)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},
     )
+    assert process.stdout is not None and process.stdout.readline() == "started\n"
+    return process
 
 
 def test_of_processes_that_start_together_one_works(tmp_path: Path) -> None:
@@ -56,7 +60,6 @@ def test_of_processes_that_start_together_one_works(tmp_path: Path) -> None:
     for rank in ("2", "1", "0"):  # the first rank is late, and works all the same
         environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "3"}
         started.append(start(tmp_path / "a.txt", tmp_path / "c", 0.5, **environment))
-        time.sleep(1.5)
     outputs = [process.communicate(timeout=60)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0, 0]
     assert all("tokens 251" in output for output in outputs)
