@@ -49,7 +49,9 @@ def test_the_same_command_again_adds_nothing(straight: Path, texts: Path) -> Non
     assert runs.losses(straight) == before
 
 
-@pytest.mark.parametrize("kill_at", [1, 5, 7])
+@pytest.mark.parametrize(
+    "kill_at", [pytest.param(1, marks=pytest.mark.slow), 5, pytest.param(7, marks=pytest.mark.slow)]
+)
 def test_killed_and_restarted_it_gives_the_same_bits(
     straight: Path, texts: Path, tmp_path: Path, kill_at: int
 ) -> None:

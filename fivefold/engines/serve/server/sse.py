@@ -44,7 +44,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 class EventStream(Response):
     """Sends each event as it comes, then `[DONE]`; an error is the last event.
 
-    `close` is called in the end, however that comes about.
+    `close` is called in the end, however that comes about. `seconds` is how long an answer takes at
+    most.
     """
 
     media_type = "text/event-stream"
@@ -56,7 +57,9 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._close = close
-        self._seconds = seconds
+        # After `seconds` the answer ends itself, with an event that says so; what was written until
+        # then goes before it. So a client may still be reading for as long again.
+        self._seconds = 2 * seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run until the last event, or until the client leaves or reads no more for too long."""
