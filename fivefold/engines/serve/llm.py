@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fivefold.core.errors import LayoutError, PromptError, TokenizerError, nearest
+from fivefold.core.layout import Layout
 from fivefold.engines.serve.completion import Completion, best
 from fivefold.engines.serve.paged.answers import Output
 from fivefold.engines.serve.paged.engine import Engine
@@ -23,12 +24,12 @@ from fivefold.engines.serve.parallel.layout import layout_of_one
 from fivefold.engines.serve.placement import AUTO, find_device, find_dtype
 from fivefold.engines.serve.prepare import Prompt
 from fivefold.engines.serve.sampling_params import SamplingParams
-from fivefold.kernels.dispatch import set_deterministic
+from fivefold.kernels import dispatch
 from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Decoder
 from fivefold.text.tokenizer import Tokenizer
 from fivefold.weights.load import decoder_from
-from fivefold.weights.open import open_source
+from fivefold.weights.open import ModelSource, open_source
 
 Message = Mapping[str, Any]
 
@@ -56,31 +57,16 @@ class LLM:
     ) -> None:
         chosen = _settings(settings)
         ranks = layout_of_one(layout)
-        if deterministic:
-            set_deterministic(True)
-        served: Decoder | Served
-        if isinstance(model, Decoder):
-            if ranks.world_size > 1:
-                raise LayoutError(
-                    f"layout {layout}: each rank reads its own part, which a decoder in memory has"
-                    " no file for",
-                    "give the model's name or path",
-                )
-            served = model
-        else:
-            source = open_source(model)
-            where = find_device(device)
-            form = find_dtype(dtype, where)
-            tokenizer = tokenizer or source.tokenizer()
-            if ranks.world_size > 1:
-                # What cuts weights takes a second to import.
-                from fivefold.engines.serve.parallel.start import start_ranks
-
-                served = start_ranks(source, ranks, form, where, chosen)
+        with dispatch.deterministic(deterministic or dispatch.is_deterministic()):
+            if isinstance(model, Decoder):
+                served: Decoder | Served = _in_memory(model, ranks, layout)
             else:
-                check_weights_fit(weights_of(source.config, form), where, chosen.memory_share)
-                served = decoder_from(source, form, where)
-        self.engine = Engine(served, tokenizer, chosen)
+                source = open_source(model)
+                tokenizer = tokenizer or source.tokenizer()
+                served = _read(source, ranks, dtype, device, chosen)
+            self.engine = Engine(served, tokenizer, chosen)
+        if deterministic:  # not where something was refused
+            dispatch.set_deterministic(True)
 
     def close(self) -> None:
         """End the processes of a layout; nothing can be generated after that."""
@@ -165,6 +151,29 @@ class LLM:
                 f"the engine failed: {completion.stop_reason}", "see the error before this one"
             ) from self.engine.last_error
         return completion
+
+
+def _in_memory(decoder: Decoder, ranks: Layout, layout: str) -> Decoder:
+    if ranks.world_size > 1:
+        raise LayoutError(
+            f"layout {layout}: each rank reads its own part, which a decoder in memory has no file for",
+            "give the model's name or path",
+        )
+    return decoder
+
+
+def _read(
+    source: ModelSource, ranks: Layout, dtype: str, device: str, settings: EngineSettings
+) -> Decoder | Served:
+    where = find_device(device)
+    form = find_dtype(dtype, where)
+    if ranks.world_size > 1:
+        # What cuts weights takes a second to import.
+        from fivefold.engines.serve.parallel.start import start_ranks
+
+        return start_ranks(source, ranks, form, where, settings)
+    check_weights_fit(weights_of(source.config, form), where, settings.memory_share)
+    return decoder_from(source, form, where)
 
 
 def weights_of(config: ModelConfig, dtype: torch.dtype) -> int:

@@ -10,10 +10,11 @@ import pytest
 
 import fivefold
 from fivefold import LLM, SamplingParams
-from fivefold.core.errors import ConfigError, PromptError, TokenizerError, WeightsError
+from fivefold.core.errors import ConfigError, LayoutError, PromptError, TokenizerError, WeightsError
 from fivefold.engines.serve.completion import Completion
 from fivefold.engines.serve.generate import Generator
 from fivefold.engines.serve.paged.errors import EngineError
+from fivefold.kernels import dispatch
 from fivefold.text.tokenizer import Tokenizer
 from tests.parity.small_models import build
 
@@ -30,6 +31,17 @@ def tokenizer() -> Tokenizer:
 def llm(tokenizer: Tokenizer) -> LLM:
     _, decoder = build("llama", vocab_size=280, eos_token_id=0)
     return LLM(decoder, tokenizer, **SETTINGS)
+
+
+def test_what_is_refused_leaves_the_policy_as_it_was() -> None:
+    with pytest.raises(LayoutError, match="a decoder in memory has no file for"):
+        LLM(build("llama")[1], deterministic=True, layout="tp=2")
+    assert not dispatch.is_deterministic()
+    try:
+        LLM(build("llama")[1], deterministic=True, **SETTINGS)
+        assert dispatch.is_deterministic()
+    finally:
+        dispatch.set_deterministic(False)
 
 
 def test_answers_are_in_order_and_the_generators(llm: LLM) -> None:

@@ -15,10 +15,12 @@ class PagedAttention:
 
     A cache in a narrower format than the model's rounds keys and values, and queries with them:
     products are taken in the cache's format, and the result is given back in the model's.
+    `first_layer` is the one that the cache of a pipeline stage counts as its 0.
     """
 
-    def __init__(self, batch: PagedBatch, cache: PagedCache) -> None:
+    def __init__(self, batch: PagedBatch, cache: PagedCache, first_layer: int = 0) -> None:
         self._batch = batch
+        self._first = first_layer
         self._cache = cache
         self._at = batch.slots // cache.block_size, batch.slots % cache.block_size
 
@@ -34,7 +36,7 @@ class PagedAttention:
         softcap: float | None,
     ) -> Tensor:
         """[1,N,H,E], [1,N,K,E], [1,N,K,G] to [1,N,H,G]."""
-        batch, cache = self._batch, self._cache
+        batch, cache, layer = self._batch, self._cache, layer - self._first
         cache.write(layer, self._at, key[0].to(cache.dtype), value[0].to(cache.dtype))
         attended = paged_attention(
             query[0].to(cache.dtype), cache.keys[layer], cache.values[layer], batch.block_table,

@@ -110,28 +110,3 @@ def cut_part(config: ModelConfig, mesh: Mesh, dtype: torch.dtype) -> Part:
             num_kv_heads=max(1, config.num_kv_heads // layout.tp),
         ),
     )
-
-
-class StageAttention:
-    """An attention backend for a stage whose cache counts its layers from 0."""
-
-    def __init__(self, backend: AttentionBackend, first_layer: int) -> None:
-        self._backend = backend
-        self._first = first_layer
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        layer: int,
-        window: int | None,
-        scale: float,
-        softcap: float | None,
-    ) -> Tensor:
-        """See AttentionBackend."""
-        return self._backend(
-            query, key, value,
-            layer=layer - self._first, window=window, scale=scale, softcap=softcap,
-        )  # fmt: skip

@@ -17,7 +17,7 @@ from fivefold.engines.serve.paged.memory import check_weights_fit, memory_left, 
 from fivefold.engines.serve.paged.runner import PagedRunner
 from fivefold.engines.serve.paged.weights import ServedWeights
 from fivefold.engines.serve.parallel.messages import Loaded, Measured, Profile, Step, TakeCache
-from fivefold.engines.serve.parallel.part import Part, StageAttention, cut_part
+from fivefold.engines.serve.parallel.part import Part, cut_part
 from fivefold.kernels import dispatch
 from fivefold.model.attention_backend import CausalAttention
 from fivefold.observe.memory import memory_bytes
@@ -74,7 +74,7 @@ class Rank:
     def _step(self, step: Step, cache: PagedCache) -> Tensor | None:
         cache.copy_blocks(step.copies)
         batch = step.tensors(self.device)
-        attention = StageAttention(PagedAttention(batch, cache), self.part.first_layer)
+        attention = PagedAttention(batch, cache, self.part.first_layer)
         states = self.part.states(batch.tokens[None], batch.positions[None], attention, self.dtype)
         self._rows = None if states is None else states[0].index_select(0, batch.rows)
         return self.head() if step.head and step.rows else None
