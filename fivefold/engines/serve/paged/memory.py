@@ -99,6 +99,26 @@ def blocks_that_fit(
     return blocks
 
 
+def blocks_within(budget: int, each: int, left: tuple[int, int] | None) -> int:
+    """Blocks of `each` bytes that a budget asked for has room for.
+
+    `left`: all memory and what is free of it, where the budget must fit in one. Raises
+    MemoryBudgetError with the numbers.
+    """
+    if left is not None and budget > left[1]:
+        raise MemoryBudgetError(
+            f"kv_bytes asks for {as_size(budget)}, but {as_size(left[1])} of {as_size(left[0])}"
+            " are free",
+            "ask for less",
+        )
+    if budget < each:
+        raise MemoryBudgetError(
+            f"kv_bytes is {as_size(budget)}, but one block of cache takes {as_size(each)}",
+            "ask for more",
+        )
+    return budget // each
+
+
 def check_weights_fit(weights: int, device: torch.device, share: float) -> None:
     """Raise MemoryBudgetError, before weights are loaded, when they alone are too large."""
     total, free = memory_left(device)

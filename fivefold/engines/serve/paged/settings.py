@@ -8,16 +8,20 @@ from typing import get_args
 import torch
 
 from fivefold.engines.serve.paged.cache import bytes_per_block
-from fivefold.engines.serve.paged.errors import EngineError, MemoryBudgetError
+from fivefold.engines.serve.paged.errors import EngineError
 from fivefold.engines.serve.paged.lowered import (
     LoweredDecoder,
     WeightFormat,
     why_no_native_step,
 )
-from fivefold.engines.serve.paged.memory import blocks_that_fit, memory_left, profile_peak
+from fivefold.engines.serve.paged.memory import (
+    blocks_that_fit,
+    blocks_within,
+    memory_left,
+    profile_peak,
+)
 from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Decoder
-from fivefold.observe.format import size as as_size
 
 KV_FORMATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 HOST_KV_BYTES = 4 * 2**30
@@ -104,7 +108,7 @@ class EngineSettings:
         dtype, device = self.kv_format(decoder), decoder.head_weight().device
         each = bytes_per_block(decoder.config, self.block_size, dtype)
         if self.kv_bytes is not None:
-            return _within(self.kv_bytes, each, device)
+            return blocks_within(self.kv_bytes, each, memory_left(device))
         step = profile_peak(
             decoder, self.token_budget, self.max_sequences, self.block_size, lowered
         )
@@ -113,21 +117,6 @@ class EngineSettings:
         if device.type == "cpu":
             most = min(most, max(1, HOST_KV_BYTES // each))
         return min(fit, most)
-
-
-def _within(budget: int, each: int, device: torch.device) -> int:
-    total, free = memory_left(device)
-    if budget > free:
-        raise MemoryBudgetError(
-            f"kv_bytes asks for {as_size(budget)}, but {as_size(free)} of {as_size(total)} are free",
-            "ask for less",
-        )
-    if budget < each:
-        raise MemoryBudgetError(
-            f"kv_bytes is {as_size(budget)}, but one block of cache takes {as_size(each)}",
-            "ask for more",
-        )
-    return budget // each
 
 
 def _positive(name: str, value: object) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fivefold.engines.serve.paged.errors import MemoryBudgetError
-from fivefold.engines.serve.paged.memory import memory_left
+from fivefold.engines.serve.paged.memory import blocks_within, memory_left
 from fivefold.engines.serve.paged.settings import HOST_KV_BYTES, EngineSettings
 from fivefold.engines.serve.parallel.messages import Measured
 from fivefold.observe.format import size as as_size
@@ -28,7 +28,9 @@ def blocks_over_ranks(
     if settings.num_blocks is not None:
         return settings.num_blocks
     if settings.kv_bytes is not None:
-        return _within(settings.kv_bytes, sum(each), device)
+        # GPUs have memory of their own each: what all have together says nothing of one.
+        left = memory_left(device) if device.type == "cpu" else None
+        return blocks_within(settings.kv_bytes, sum(each), left)
     found = measure()
     most = settings.max_sequences * -(-context // settings.block_size)
     if device.type == "cpu":
@@ -52,20 +54,3 @@ def blocks_over_ranks(
 def _fitting(measured: Measured, each: int, share: float) -> int:
     usable = measured.free - int(measured.total * (1 - share))
     return (usable - measured.step) // each
-
-
-def _within(budget: int, each: int, device: torch.device) -> int:
-    if device.type == "cpu":
-        total, free = memory_left(device)
-        if budget > free:
-            raise MemoryBudgetError(
-                f"kv_bytes asks for {as_size(budget)}, but {as_size(free)} of {as_size(total)} are"
-                " free",
-                "ask for less",
-            )
-    if budget < each:
-        raise MemoryBudgetError(
-            f"kv_bytes is {as_size(budget)}, but one block of cache takes {as_size(each)}",
-            "ask for more",
-        )
-    return budget // each
