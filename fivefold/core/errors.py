@@ -51,6 +51,10 @@ class TrainingError(FivefoldError):
     """A run that must stop: a loss that is not a number, a rank that died."""
 
 
+class PlanError(FivefoldError):
+    """A model, cluster or traffic that cannot be planned."""
+
+
 class PromptError(FivefoldError):
     """A prompt or sampling request that the model cannot take."""
 

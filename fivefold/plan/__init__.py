@@ -1,0 +1,1 @@
+"""Which layout, will it fit, how fast, at what cost: answered before anything runs."""

@@ -1,0 +1,24 @@
+"""How bytes get from one device to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one device has of it: bytes per second in one direction, seconds a message.
+
+    `efficiency` is the share of `bandwidth` that large collectives reach.
+    """
+
+    name: str
+    bandwidth: float
+    latency: float
+    efficiency: float = 0.8
+    source: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second that large messages reach."""
+        return self.bandwidth * self.efficiency

@@ -1,0 +1,56 @@
+"""What is to be done: a training run, or requests to answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fivefold.core.layout import Layout
+
+Recompute = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True)
+class Training:
+    """`global_batch` sequences of `sequence` tokens a step; `tokens` in all, if it ends."""
+
+    sequence: int
+    global_batch: int
+    tokens: float | None = None
+    compute: str = "bf16"  # format of products: bf16, fp16, fp32, fp8, mxfp8
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+
+
+@dataclass(frozen=True)
+class Software:
+    """What a training system does the same in every layout.
+
+    gradient_bytes: of one element of the gradients that are kept and reduced.
+    parameter_bytes: of one element that forward computes with, beside masters if below 4.
+    fused_attention: scores are never whole in memory (Dao et al. 2022).
+    fused_loss: logits exist for a chunk of tokens at a time.
+    overlap: share of the gradients' (and ZeRO-3's) traffic that can run beside computation.
+    overlap_tensor: the same for the tensor axis.
+    """
+
+    name: str
+    gradient_bytes: int = 4
+    parameter_bytes: int = 2
+    fused_attention: bool = True
+    fused_loss: bool = True
+    overlap: float = 1.0
+    overlap_tensor: float = 0.0
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What a search chooses. `micro_batch`: sequences of one forward pass of one data rank."""
+
+    layout: Layout
+    micro_batch: int
+    recompute: Recompute = "none"
+
+    def microbatches(self, training: Training) -> int:
+        """Forward passes of one data rank in a step."""
+        return training.global_batch // (self.micro_batch * self.layout.dp)
