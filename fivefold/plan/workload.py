@@ -31,6 +31,15 @@ class Software:
     fused_loss: logits exist for a chunk of tokens at a time.
     overlap: share of the gradients' (and ZeRO-3's) traffic that can run beside computation.
     overlap_tensor: the same for the tensor axis.
+    dropout: masks are kept beside what they drop (GPT-2 and GPT-3; no model of ours).
+    keeps_gathered: what tensor ranks gather along the sequence for a product is kept for backward;
+        else it is gathered again (Korthikanti et al. 2022).
+    selective: what recompute=selective keeps or drops: `products` keeps results of matrix products
+        and drops the rest; `attention` drops scores alone, and keeps the rest.
+    flat_shards: ZeRO divides a flat vector evenly (Megatron, DeepSpeed), and ZeRO-3 keeps parameters
+        of `parameter_bytes` beside masters; else rows of each parameter, and masters alone.
+    chunk: tokens whose logits exist at a time, with fused_loss.
+    bucket: bytes of fp32 gradients that are sent at a time.
     """
 
     name: str
@@ -41,6 +50,12 @@ class Software:
     overlap: float = 1.0
     overlap_tensor: float = 0.0
     source: str = ""
+    dropout: bool = False
+    keeps_gathered: bool = True
+    selective: Literal["products", "attention"] = "products"
+    flat_shards: bool = False
+    chunk: int = 256
+    bucket: int = 25 << 20
 
 
 @dataclass(frozen=True)

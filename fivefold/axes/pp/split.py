@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fivefold.core.errors import LayoutError
-from fivefold.model.counting import active_elements
-from fivefold.model.decoder import Decoder
 from fivefold.observe.flops import attended_keys
+
+if TYPE_CHECKING:  # a plan splits layers without torch
+    from fivefold.model.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ def estimate_costs(decoder: Decoder, sequence_length: int) -> LayerCosts:
     up in the embedding reads one row. Other axes may have cut this decoder's weights already, which
     changes nothing: they cut all layers alike, and the shapes come from its config.
     """
+    from fivefold.model.counting import active_elements
+
     config = decoder.config
     layers = []
     for elements, window in zip(active_elements(config), config.windows, strict=True):

@@ -1,0 +1,110 @@
+"""What a pipeline rank has under way at each of its actions, from the schedule that is executed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from fivefold.axes.pp.build import DEFAULT_VIRTUAL, PLAIN, build_schedule
+from fivefold.axes.pp.schedule import Schedule
+from fivefold.axes.pp.schedules import interleaved
+
+# Schedules come to a steady state; what is under way does not grow with more micro-batches.
+STEADY = 4
+WINDOW = 4  # messages whose tensors `axes.pp.wire` keeps until they are over
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One action of `stage` (counted among the rank's own), with what is kept before it.
+
+    kept: micro-batches of each of the rank's stages between forward and backward; aside: between
+    backward for the input and that for the weights.
+    """
+
+    kind: Literal["F", "B", "I", "W"]
+    stage: int
+    kept: tuple[int, ...]
+    aside: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Flight:
+    """Of one rank. parts: which part of the model each of its stages computes."""
+
+    parts: tuple[int, ...]
+    moments: tuple[Moment, ...]
+
+
+@lru_cache(maxsize=4096)
+def flights(schedule: str, ranks: int, microbatches: int, virtual: int) -> tuple[Flight, ...]:
+    """Of every rank; moments that another one outdoes in every number are left out."""
+    if ranks == 1:
+        moments = tuple(Moment(kind, 0, (count,), (0,)) for kind, count in (("F", 0), ("B", 1)))
+        return (Flight((0,), moments),)  # type: ignore[arg-type]
+    if schedule in ("gpipe", "1f1b"):
+        return tuple(
+            _straight(r, microbatches if schedule == "gpipe" else min(ranks - r, microbatches))
+            for r in range(ranks)
+        )
+    built = _build(schedule, ranks, microbatches, virtual)
+    return tuple(_flight(built, rank) for rank in range(ranks))
+
+
+def stages_of(schedule: str, ranks: int, virtual: int) -> int:
+    """Parts that the model is cut into."""
+    if schedule == "interleaved":
+        return ranks * (virtual if virtual > 1 else DEFAULT_VIRTUAL)
+    return 2 * ranks if schedule in ("zbv", "dualpipe-v") else ranks
+
+
+def _straight(rank: int, most: int) -> Flight:
+    """`most` micro-batches are kept while the last of them comes, and the first goes."""
+    found = (Moment("F", 0, (most - 1,), (0,)), Moment("B", 0, (most,), (0,)))
+    return Flight((rank,), found)
+
+
+def _build(name: str, ranks: int, microbatches: int, virtual: int) -> Schedule:
+    """The schedule, with as many micro-batches as show its steady state, and unchecked then."""
+    if name == "interleaved":
+        stages = virtual if virtual > 1 else DEFAULT_VIRTUAL
+        few = STEADY * ranks
+        if microbatches % ranks == 0 and microbatches > few:
+            return interleaved.build(ranks, few, stages)
+        return build_schedule(name, ranks, microbatches, stages)
+    few = 2 * STEADY * ranks
+    return PLAIN[name](ranks, min(microbatches, few))
+
+
+def _flight(schedule: Schedule, rank: int) -> Flight:
+    held = schedule.held(rank)
+    index = {stage: place for place, stage in enumerate(held)}
+    kept, aside = [0] * len(held), [0] * len(held)
+    seen: set[Moment] = set()
+    for action in schedule.orders[rank]:
+        place = index[action.stage]
+        seen.add(Moment(action.kind, place, tuple(kept), tuple(aside)))
+        if action.kind == "F":
+            kept[place] += 1
+        elif action.kind == "W":
+            aside[place] -= 1
+        else:
+            kept[place] -= 1
+            aside[place] += action.kind == "I"
+    return Flight(tuple(schedule.part(stage) for stage in held), _highest(seen))
+
+
+def _highest(moments: set[Moment]) -> tuple[Moment, ...]:
+    """Those that no other of the same action is above in every count."""
+    found: list[Moment] = []
+    for one in sorted(moments, key=lambda m: -sum(m.kept) - sum(m.aside)):
+        if not any(_above(other, one) for other in found):
+            found.append(one)
+    return tuple(found)
+
+
+def _above(a: Moment, b: Moment) -> bool:
+    return (a.kind, a.stage) == (b.kind, b.stage) and all(
+        x >= y for x, y in zip(a.kept + a.aside, b.kept + b.aside, strict=True)
+    )

@@ -1,0 +1,212 @@
+"""The memory ledger: what each pipeline rank holds at its fullest moment, by component."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fivefold.core.layout import Layout
+from fivefold.plan.memory.block import Bytes
+from fivefold.plan.memory.depth import stage_layers
+from fivefold.plan.memory.flight import Flight, Moment, flights, stages_of
+from fivefold.plan.memory.moving import at_the_end, messages, whole_gradients
+from fivefold.plan.memory.parameters import Weight, layer_weights, outer_weights
+from fivefold.plan.memory.place import INDEX, Place
+from fivefold.plan.memory.stage import Gathering, Span, Stage, stage
+from fivefold.plan.memory.states import States, states
+from fivefold.plan.shape import ModelShape
+from fivefold.plan.workload import Software, Strategy, Training
+
+# Components that are no activations: they move, or are gathered, or are on their way to be added.
+BUFFERS = (
+    "gathers", "reduce", "messages", "key/value messages", "gradients of weights", "publishing",
+)  # fmt: skip
+# What no ledger can count: the context and libraries' workspaces, NCCL's channels, fragments.
+CONTEXT = 1 << 30
+FRAGMENTS = 0.03
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Bytes on the device of the first rank of a pipeline stage, at its fullest moment.
+
+    parameters, masters, gradients, optimizer: held all the time. activations: by component;
+    buffers: gathered parameters, messages, gradients on their way. reserve: context, workspaces and
+    fragments (an estimate). host: in the host's memory. moment: the action in which it is fullest.
+    """
+
+    rank: int
+    parameters: int
+    masters: int
+    gradients: int
+    optimizer: int
+    activations: Mapping[str, int]
+    buffers: Mapping[str, int]
+    reserve: int
+    host: int = 0
+    moment: str = ""
+
+    @property
+    def states(self) -> int:
+        """What is held all the time."""
+        return self.parameters + self.masters + self.gradients + self.optimizer
+
+    @property
+    def working(self) -> int:
+        """Activations and buffers at the fullest moment."""
+        return sum(self.activations.values()) + sum(self.buffers.values())
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.states + self.working + self.reserve
+
+
+def ledger(
+    shape: ModelShape, training: Training, strategy: Strategy, software: Software
+) -> tuple[Ledger, ...]:
+    """One for each pipeline rank.
+
+    Raises LayoutError for a layout whose stages do not add up; `axes.check` refuses the others.
+    """
+    layout = strategy.layout
+    place = Place.of(shape, training, strategy, software)
+    microbatches = max(1, strategy.microbatches(training))
+    # Micro-batches beyond what a schedule can have under way change nothing but the inputs.
+    flying = flights(layout.schedule, layout.pp, microbatches, layout.virtual)
+    return tuple(
+        _rank(place, training, layout, software, rank, flight, microbatches)
+        for rank, flight in enumerate(flying)
+    )
+
+
+def _rank(
+    place: Place,
+    training: Training,
+    layout: Layout,
+    software: Software,
+    rank: int,
+    flight: Flight,
+    microbatches: int,
+) -> Ledger:
+    count = stages_of(layout.schedule, layout.pp, layout.virtual)
+    layers = stage_layers(place.shape, training.sequence, count, layout.stage_layers)
+    spans = tuple(_span(place, layers[part], part, count) for part in flight.parts)
+    held = _states(place, training, layout, software, spans)
+    most, moment = _fullest(place, layout, flight, spans, rank, microbatches)
+    inputs = 3 * INDEX * place.inside * microbatches
+    activations = {n: b for n, b in most.items() if b and n not in BUFFERS}
+    activations["inputs"] = inputs
+    buffers = {n: b for n, b in most.items() if b and n in BUFFERS}
+    working = sum(activations.values()) + sum(buffers.values())
+    return Ledger(
+        rank, held.parameters, held.masters, held.gradients, held.optimizer,
+        activations, buffers, CONTEXT + int(FRAGMENTS * working), held.host, moment,
+    )  # fmt: skip
+
+
+def _span(place: Place, layers: range, part: int, count: int) -> Span:
+    config = place.shape.config
+    return Span(tuple(config.is_sparse(i) for i in layers), part == 0, part == count - 1)
+
+
+@lru_cache(maxsize=16384)
+def _states(
+    place: Place, training: Training, layout: Layout, software: Software, spans: tuple[Span, ...]
+) -> States:
+    return states(weights_of(place, spans), training, layout, software, place.element)
+
+
+def weights_of(place: Place, spans: tuple[Span, ...]) -> tuple[Weight, ...]:
+    """All that a rank holds of parameters; a tied table once, though both ends use it."""
+    outer = outer_weights(place.shape, place.tp)
+    found: list[Weight] = []
+    first, last = any(s.first for s in spans), any(s.last for s in spans)
+    if first or (last and place.shape.config.tie_embeddings):
+        found += outer["embedding"] if first else outer["embedding"][:1]
+    for span in spans:
+        for sparse in span.sparse:
+            found += layer_weights(place.shape, sparse, place.tp, place.ep)
+    if last:
+        found += outer["norm"] + outer["head"]
+    return tuple(found)
+
+
+@lru_cache(maxsize=16384)
+def _fullest(
+    place: Place,
+    layout: Layout,
+    flight: Flight,
+    spans: tuple[Span, ...],
+    rank: int,
+    microbatches: int,
+) -> tuple[Bytes, str]:
+    """What lives at the fullest moment beside the state, and which moment that is."""
+    split = any(moment.kind in "IW" for moment in flight.moments)
+    gathering = Gathering.of(layout)
+    stages = [stage(place, span, gathering, split) for span in spans]
+    weights = weights_of(place, spans)
+    always = whole_gradients(place, layout, weights, microbatches)
+    always += messages(place, layout, rank, microbatches)
+    sizes = [_Sizes.of(s) for s in stages]
+    moment = max(flight.moments, key=lambda m: _size(sizes, m))
+    found = _bytes(stages, moment) + always
+    end = at_the_end(place, layout, weights, spans[0].first, spans[-1].last)
+    if end.total() > found.total():
+        return end, "the end of the step"
+    kinds = {"F": "forward", "B": "backward", "I": "backward for the input", "W": "for the weights"}
+    here = moment.kept[moment.stage] + (moment.kind == "F")
+    return found, f"{kinds[moment.kind]}, {here} micro-batches under way"
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    kept: int
+    aside: int
+    actions: Mapping[str, int]
+
+    @classmethod
+    def of(cls, stage: Stage) -> _Sizes:
+        """Totals, so that the fullest moment is found by numbers."""
+        actions = {
+            "F": stage.forward.total(),
+            "B": stage.backward.total(),
+            "I": stage.for_input.total(),
+            "W": stage.aside.total() + stage.weight,
+        }
+        return cls(stage.kept.total(), stage.aside.total(), actions)
+
+
+def _size(sizes: list[_Sizes], moment: Moment) -> int:
+    found = sum(s.kept * n for s, n in zip(sizes, moment.kept, strict=True))
+    found += sum(s.aside * n for s, n in zip(sizes, moment.aside, strict=True))
+    own = sizes[moment.stage]
+    if moment.kind in "BI":
+        found -= own.kept
+    elif moment.kind == "W":
+        found -= own.aside
+    return found + own.actions[moment.kind]
+
+
+def _bytes(stages: list[Stage], moment: Moment) -> Bytes:
+    kept, aside = list(moment.kept), list(moment.aside)
+    own = stages[moment.stage]
+    if moment.kind in "BI":
+        kept[moment.stage] -= 1
+    elif moment.kind == "W":
+        aside[moment.stage] -= 1
+    action = {
+        "F": own.forward,
+        "B": own.backward,
+        "I": own.for_input,
+        "W": own.aside + Counter({"gradients of weights": own.weight}),
+    }[moment.kind]
+    found: Bytes = Counter(action)
+    for each, number, left in zip(stages, kept, aside, strict=True):
+        for name, size in each.kept.items():
+            found[name] += size * number
+        for name, size in each.aside.items():
+            found[name] += size * left
+    return found

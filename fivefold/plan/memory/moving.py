@@ -1,0 +1,72 @@
+"""Buffers that are no part of a block: messages of the pipeline, buckets of the data axis."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from fivefold.core.layout import Layout
+from fivefold.plan.memory.block import Bytes
+from fivefold.plan.memory.flight import WINDOW
+from fivefold.plan.memory.parameters import Weight
+from fivefold.plan.memory.place import WIDE, Place
+from fivefold.plan.memory.states import expert_shards, is_sharded
+
+
+def messages(place: Place, layout: Layout, rank: int, microbatches: int) -> Bytes:
+    """Hidden states and gradients on their way: sent ones are kept for a while, one comes."""
+    if layout.pp == 1:
+        return Counter()
+    ends = (rank > 0) + (rank < layout.pp - 1)
+    if layout.schedule == "interleaved":
+        ends = min(2, layout.pp - 1)
+    sent = ends * min(WINDOW, microbatches)
+    return Counter({"messages": (sent + ends) * place.hidden})
+
+
+def buckets(weights: Sequence[Weight], limit: int) -> list[list[Weight]]:
+    """As `axes.dp.bucket.make_buckets` groups them: last first, closed once `limit` is reached."""
+    found: list[list[Weight]] = []
+    held: list[Weight] = []
+    size = 0
+    for weight in reversed(weights):
+        held.append(weight)
+        size += weight.elements * WIDE
+        if size >= limit:
+            found.append(held)
+            held, size = [], 0
+    return [*found, held] if held else found
+
+
+def whole_gradients(
+    place: Place, layout: Layout, weights: Sequence[Weight], microbatches: int
+) -> Bytes:
+    """ZeRO-2: a micro-batch's whole gradients, which are let go of in the next one's backward."""
+    if layout.zero != 2 or layout.shards == 1 or microbatches == 1:
+        return Counter()
+    size = 0
+    for expert, ranks in ((False, layout.shards), (True, expert_shards(layout))):
+        if ranks > 1:
+            size += sum(w.shard(ranks) * (ranks + 1) for w in weights if w.expert is expert)
+    return Counter({"reduce": size * WIDE})
+
+
+def at_the_end(
+    place: Place, layout: Layout, weights: Sequence[Weight], first: bool, last: bool
+) -> Bytes:
+    """After the last backward: parameters are gathered by buckets, gradients of both ends joined."""
+    found: Bytes = Counter()
+    if is_sharded(layout):
+        return found
+    limit = place.software.bucket
+    for expert, ranks in ((False, layout.shards), (True, expert_shards(layout))):
+        if ranks == 1:
+            continue
+        part = [w for w in weights if w.expert is expert]
+        for bucket in buckets(part, limit):
+            size = sum(w.shard(ranks) for w in bucket) * (ranks + 1) * place.element
+            found["publishing"] = max(found["publishing"], size)
+    if layout.pp > 1 and first != last and place.shape.config.tie_embeddings:
+        table = next(w for w in weights if w.name == "embedding.weight")
+        found["reduce"] = table.elements * WIDE
+    return found
