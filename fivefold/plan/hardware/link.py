@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Link:
     """What one device has of it: bytes per second in one direction, seconds a message.
 
-    `efficiency` is the share of `bandwidth` that large collectives reach.
+    `efficiency` is the share of `bandwidth` that large collectives reach. `start`: seconds before the
+    first message of a collective (its kernel, the ranks meeting), whatever their number.
     """
 
     name: str
@@ -17,6 +18,7 @@ class Link:
     latency: float
     efficiency: float = 0.8
     source: str = ""
+    start: float = 0.0
 
     @property
     def rate(self) -> float:
