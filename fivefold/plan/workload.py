@@ -40,6 +40,14 @@ class Software:
         of `parameter_bytes` beside masters; else rows of each parameter, and masters alone.
     chunk: tokens whose logits exist at a time, with fused_loss.
     bucket: bytes of fp32 gradients that are sent at a time.
+    dispatch: seconds the host takes to start one operator.
+    update: bytes of memory that a step of the optimizer reads and writes for one parameter.
+    blocking_sends: a rank computes nothing while it sends to or receives from another stage.
+    scatter_sends: each tensor rank sends its share of whole hidden states, and they are gathered on
+        the other side (Narayanan et al. 2021); with sequence parallelism they are in shares anyway.
+    even_stages: every stage has the same number of layers; else they are split by cost.
+    overlap_experts: share of the all-to-all of experts that can run beside computation.
+    imbalance: tokens of the busiest expert rank over the mean.
     """
 
     name: str
@@ -56,6 +64,13 @@ class Software:
     flat_shards: bool = False
     chunk: int = 256
     bucket: int = 25 << 20
+    dispatch: float = 6e-6
+    update: float = 50.0
+    blocking_sends: bool = False
+    scatter_sends: bool = True
+    even_stages: bool = False
+    overlap_experts: float = 0.0
+    imbalance: float = 1.1
 
 
 @dataclass(frozen=True)

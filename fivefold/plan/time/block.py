@@ -1,0 +1,151 @@
+"""Seconds of one layer for one micro-batch on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fivefold.core.layout import Layout
+from fivefold.plan.communication import Group, expert_groups, group
+from fivefold.plan.hardware.cluster import Cluster
+from fivefold.plan.memory.place import Place
+from fivefold.plan.time.attention import core
+from fivefold.plan.time.cost import Cost
+from fivefold.plan.time.rates import Rates
+from fivefold.plan.time.ring import context
+from fivefold.plan.time.work import inner_bytes, outer_bytes, products, rows
+
+# Operators that the host starts for a layer beside attention's core: products, norms, sums, views.
+FORWARD, BACKWARD, EXPERTS = 18, 36, 20
+OUTER, INNER = 4, 2  # elementwise kernels forward
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Forward; backward for the input and for weights; what backward computes again before."""
+
+    forward: Cost
+    input: Cost
+    weight: Cost
+    again: Cost
+
+    def __add__(self, other: Passes) -> Passes:
+        return Passes(
+            self.forward + other.forward, self.input + other.input, self.weight + other.weight,
+            self.again + other.again,
+        )  # fmt: skip
+
+    def __mul__(self, times: float) -> Passes:
+        return Passes(
+            self.forward * times, self.input * times, self.weight * times, self.again * times
+        )
+
+
+NOTHING = Passes(Cost(), Cost(), Cost(), Cost())
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The groups inside which a layer communicates."""
+
+    tensor: Group
+    context: Group
+    experts: Group
+
+    @classmethod
+    def of(cls, cluster: Cluster, layout: Layout) -> Neighbours:
+        """Of a layout's ranks on a cluster."""
+        return cls(
+            group(cluster, layout, ("tp",)),
+            group(cluster, layout, ("cp",)),
+            expert_groups(cluster, layout)[0],
+        )
+
+
+def block(place: Place, rates: Rates, near: Neighbours, window: int | None, sparse: bool) -> Passes:
+    """Of a layer with `window` whose feed-forward is experts if `sparse`."""
+    forward, input_, weight = _products(place, rates, sparse)
+    attended, returned, kernels = core(place, rates, window)
+    ahead, back = (
+        _elementwise(place, rates, sparse, False),
+        _elementwise(place, rates, sparse, True),
+    )
+    along, against = context(place, near.context, attended, returned)
+    routed, routed_back = _experts(place, near.experts, sparse, forward)
+    tensor = exchange(place, near.tensor, _modules(place, sparse))
+    late = min(place.software.overlap_tensor * tensor, weight)
+    more = EXPERTS if sparse else 0
+    down = Cost(
+        products=forward, attention=attended, elementwise=ahead, tensor=tensor,
+        operators=FORWARD + kernels + more,
+    )  # fmt: skip
+    up = Cost(
+        products=input_, attention=returned, elementwise=back, tensor=tensor - late,
+        hidden_tensor=late, operators=BACKWARD + 2 * kernels + more,
+    )  # fmt: skip
+    whole = down + along + routed
+    return Passes(
+        whole,
+        up + against + routed_back,
+        Cost(products=weight, operators=4),
+        _again(place, rates, whole, tensor),
+    )
+
+
+def exchange(place: Place, tensor: Group, modules: float) -> float:
+    """Seconds in which hidden states enter and leave divided modules, forward (backward is alike)."""
+    if place.tp == 1:
+        return 0.0
+    if place.tensor > 1:
+        return modules * (tensor.gather(place.gathered) + tensor.scatter(place.gathered))
+    return modules * tensor.reduce(place.gathered)
+
+
+def _modules(place: Place, sparse: bool) -> int:
+    """Divided modules of a layer: attention, and the feed-forward that all tokens pass."""
+    moe = place.shape.config.moe
+    if sparse and moe is not None and not moe.shared_size:
+        return 1
+    return 2
+
+
+def _products(place: Place, rates: Rates, sparse: bool) -> tuple[float, float, float]:
+    """Seconds of products forward, backward for inputs, backward for weights."""
+    forward = weight = 0.0
+    element, kept = place.element, place.software.gradient_bytes
+    for each in products(place.shape, sparse, place.tp, place.ep):
+        n = rows(place, each)
+        operands = element * n * (each.inputs + each.outputs)
+        flops = each.flops(n)
+        forward += rates.product(flops, operands + element * each.elements)
+        weight += rates.product(flops, operands + 2 * kept * each.elements)
+    return forward, forward, weight
+
+
+def _elementwise(place: Place, rates: Rates, sparse: bool, backward: bool) -> float:
+    times = 2 if backward else 1
+    return rates.pass_over(outer_bytes(place, backward), OUTER * times) + rates.pass_over(
+        inner_bytes(place, sparse, backward), INNER * times
+    )
+
+
+def _experts(place: Place, group: Group, sparse: bool, beside: float) -> tuple[Cost, Cost]:
+    """Rows to their experts and back, forward and once more backward."""
+    moe = place.shape.config.moe
+    if not sparse or moe is None or place.ep == 1:
+        return Cost(), Cost()
+    sent = place.inside / place.tp * moe.top_k * place.shape.config.hidden_size
+    seconds = 2 * group.exchange(sent * place.element * place.software.imbalance)
+    hidden = min(place.software.overlap_experts * seconds, beside)
+    found = Cost(experts=seconds - hidden, hidden_experts=hidden)
+    return found, found
+
+
+def _again(place: Place, rates: Rates, forward: Cost, tensor: float) -> Cost:
+    """What is computed a second time before backward."""
+    if place.recompute == "none":
+        return Cost()
+    if place.recompute == "full":
+        return forward
+    if place.software.selective == "attention":
+        return Cost(attention=forward.attention, operators=5)
+    return Cost(elementwise=forward.elementwise, tensor=tensor, operators=FORWARD)

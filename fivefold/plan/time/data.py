@@ -1,0 +1,118 @@
+"""Traffic of the data axis: gradients are summed, parameters gathered, and what of it is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fivefold.core.layout import Layout
+from fivefold.plan.communication import Group, expert_groups, group
+from fivefold.plan.hardware.cluster import Cluster
+from fivefold.plan.memory.parameters import Weight, layer_weights, outer_weights
+from fivefold.plan.memory.states import is_sharded
+from fivefold.plan.shape import ModelShape
+from fivefold.plan.workload import Software
+
+
+@dataclass(frozen=True)
+class Held:
+    """Elements that a rank computes with: dense, and those of experts."""
+
+    dense: int = 0
+    experts: int = 0
+
+    def __add__(self, other: Held) -> Held:
+        return Held(self.dense + other.dense, self.experts + other.experts)
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.dense + self.experts
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Seconds of a step on one rank. `exposed` is what is waited for, of `exposed + hidden`."""
+
+    exposed: float = 0.0
+    hidden: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Groups of the data axis: those that divide a copy's state, and copies."""
+
+    shards: Group
+    copies: Group
+    expert_shards: Group
+
+    @classmethod
+    def of(cls, cluster: Cluster, layout: Layout) -> Ways:
+        """Of a layout's ranks on a cluster."""
+        return cls(
+            group(cluster, layout, ("dp_shard", "cp")),
+            group(cluster, layout, ("dp_replicate",)),
+            expert_groups(cluster, layout)[1],
+        )
+
+    def pairs(self, held: Held) -> tuple[tuple[int, Group], ...]:
+        """Elements, and the ranks that divide them."""
+        return (held.dense, self.shards), (held.experts, self.expert_shards)
+
+
+def held(shape: ModelShape, layers: Sequence[int], layout: Layout) -> Held:
+    """Of a part of the model, after width is cut."""
+    found = Held()
+    for layer in layers:
+        found += _held(layer_weights(shape, shape.config.is_sparse(layer), layout.tp, layout.ep))
+    outer = outer_weights(shape, layout.tp)
+    if layers and layers[0] == 0:
+        found += _held(outer["embedding"])
+    if layers and layers[-1] == shape.config.num_layers - 1:
+        found += _held(outer["norm"]) + _held(outer["head"])
+        if not outer["head"] and layers[0] != 0:  # tied: the last stage has a table of its own
+            found += _held(outer["embedding"][:1])
+    return found
+
+
+def _held(weights: Sequence[Weight]) -> Held:
+    experts = sum(w.elements for w in weights if w.expert)
+    return Held(sum(w.elements for w in weights) - experts, experts)
+
+
+def gradients(
+    ways: Ways, layout: Layout, software: Software, holding: Held, beside: float, element: int
+) -> Traffic:
+    """Sums once a step, beside the last micro-batch's backward of `beside` seconds."""
+    if is_sharded(layout):
+        return Traffic()
+    reduced = gathered = 0.0
+    for elements, shards in ways.pairs(holding):
+        if not elements:
+            continue
+        size = float(elements) * software.gradient_bytes
+        if shards.ranks == 1:
+            reduced += ways.copies.reduce(size)
+            continue
+        reduced += shards.scatter(size) + ways.copies.reduce(size / shards.ranks)
+        gathered += shards.gather(float(elements) * element)
+    hidden = min(software.overlap * reduced, beside)
+    return Traffic(reduced - hidden + gathered, hidden)
+
+
+def sharded(
+    ways: Ways, layout: Layout, software: Software, holding: Held,
+    forward: float, backward: float, element: int,
+) -> Traffic:  # fmt: skip
+    """ZeRO-3 of one part and micro-batch: gathered twice, scattered once, beside its passes."""
+    if not is_sharded(layout):
+        return Traffic()
+    gathered = reduced = 0.0
+    for elements, shards in ways.pairs(holding):
+        if elements:
+            size = float(elements) * software.gradient_bytes
+            gathered += shards.gather(float(elements) * element)
+            reduced += shards.scatter(size) + ways.copies.reduce(size / shards.ranks)
+    ahead = min(software.overlap * gathered, forward)
+    back = min(software.overlap * (gathered + reduced), backward)
+    return Traffic(2 * gathered + reduced - ahead - back, ahead + back)

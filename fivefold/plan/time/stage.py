@@ -1,0 +1,113 @@
+"""Seconds of every part of the model that a pipeline stage computes."""
+
+from __future__ import annotations
+
+# n tokens, D hidden, V vocabulary
+from functools import lru_cache
+
+from fivefold.core.layout import Layout
+from fivefold.plan.hardware.cluster import Cluster
+from fivefold.plan.memory.depth import stage_layers
+from fivefold.plan.memory.flight import stages_of
+from fivefold.plan.memory.place import Place
+from fivefold.plan.shape import ModelShape
+from fivefold.plan.time.block import NOTHING, Neighbours, Passes, block, exchange
+from fivefold.plan.time.cost import Cost
+from fivefold.plan.time.rates import Rates, rates
+from fivefold.plan.time.work import distinct
+from fivefold.plan.workload import Software, Strategy, Training
+
+# Bytes that the loss reads and writes for one logit: Megatron-LM's cross entropy in fp32 (a copy,
+# the maximum, a difference, exp and its sum, a division; backward a product and a copy), and one over
+# chunks that stay in the cache.
+LOSS = {False: (34.0, 18.0), True: (12.0, 8.0)}
+
+
+def parts(
+    shape: ModelShape, training: Training, strategy: Strategy, cluster: Cluster, software: Software
+) -> tuple[Passes, ...]:
+    """Of one micro-batch, for each part in the model's order. Raises what splitting layers raises."""
+    place = Place.of(shape, training, strategy, software)
+    speed = rates(cluster.device, training.compute)
+    near = Neighbours.of(cluster, strategy.layout)
+    ranges = layers_of(shape, training.sequence, strategy.layout, software)
+    found = []
+    for layers in ranges:
+        total = NOTHING
+        for (window, sparse), count in distinct(shape, layers).items():
+            total += _block(place, speed, near, window, sparse) * count
+        if layers.start == 0:
+            total += _embedding(place, speed, near)
+        if layers.stop == shape.config.num_layers:
+            total += _head(place, speed, near)
+        found.append(_started(total, software.dispatch))
+    return tuple(found)
+
+
+def layers_of(
+    shape: ModelShape, sequence: int, layout: Layout, software: Software
+) -> tuple[range, ...]:
+    """Layers of each part: as the layout says, evenly, or by cost."""
+    count = stages_of(layout.schedule, layout.pp, layout.virtual) if layout.pp > 1 else 1
+    counts = layout.stage_layers
+    layers = shape.config.num_layers
+    if counts is None and software.even_stages and layers % count == 0:
+        counts = (layers // count,) * count
+    return stage_layers(shape, sequence, count, counts)
+
+
+@lru_cache(maxsize=4096)
+def _block(
+    place: Place, speed: Rates, near: Neighbours, window: int | None, sparse: bool
+) -> Passes:
+    return block(place, speed, near, window, sparse)
+
+
+def _started(passes: Passes, dispatch: float) -> Passes:
+    return Passes(
+        passes.forward.started(dispatch), passes.input.started(dispatch),
+        passes.weight.started(dispatch), passes.again.started(dispatch),
+    )  # fmt: skip
+
+
+def _embedding(place: Place, speed: Rates, near: Neighbours) -> Passes:
+    """Rows looked up; backward adds into a gradient as large as the table."""
+    config = place.shape.config
+    row = config.hidden_size * float(place.element)
+    table = place.words * row
+    tensor = exchange(place, near.tensor, 1) / (2 if place.tensor > 1 else 1)
+    forward = Cost(elementwise=speed.pass_over(2 * place.inside * row), tensor=tensor, operators=6)
+    back = Cost(
+        elementwise=speed.pass_over(3 * place.inside * row + 4 * table),
+        tensor=tensor if place.tensor > 1 else 0.0,
+        operators=6,
+    )
+    return Passes(forward, back, Cost(), Cost())
+
+
+def _head(place: Place, speed: Rates, near: Neighbours) -> Passes:
+    """The last norm, logits n x V/tp, and the loss."""
+    config, element = place.shape.config, place.element
+    n, words, hidden = float(place.inside), place.words, config.hidden_size
+    flops = 2.0 * n * words * hidden
+    operands = element * (n * hidden + n * words + words * hidden)
+    ahead, back = LOSS[place.software.fused_loss]
+    norm = place.tokens * hidden * element
+    tensor = exchange(place, near.tensor, 1) / (2 if place.tensor > 1 else 1)
+    kept = place.software.gradient_bytes
+    return Passes(
+        Cost(
+            products=speed.product(flops, operands),
+            elementwise=speed.pass_over(n * words * ahead + 2 * norm, 8),
+            tensor=tensor if place.tensor > 1 else 0.0,
+            operators=16,
+        ),
+        Cost(
+            products=speed.product(flops, operands),
+            elementwise=speed.pass_over(n * words * back + 4 * norm, 6),
+            tensor=tensor,
+            operators=16,
+        ),
+        Cost(products=speed.product(flops, operands + 2 * kept * words * hidden), operators=2),
+        Cost(),
+    )

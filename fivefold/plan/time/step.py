@@ -1,0 +1,210 @@
+"""The time of a training step: parts of the model, the pipeline over them, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fivefold.core.errors import PlanError
+from fivefold.core.layout import Layout
+from fivefold.plan.communication import Group
+from fivefold.plan.hardware.cluster import Cluster
+from fivefold.plan.memory.place import Place, element_bytes
+from fivefold.plan.shape import ModelShape
+from fivefold.plan.time.block import Passes
+from fivefold.plan.time.bubble import Part, busy, makespan, share
+from fivefold.plan.time.bubble import held as held_parts
+from fivefold.plan.time.cost import Cost
+from fivefold.plan.time.data import Held, Traffic, Ways, gradients, held, sharded
+from fivefold.plan.time.flops import hardware_flops, training_flops
+from fivefold.plan.time.messages import message, waited
+from fivefold.plan.time.rates import rates
+from fivefold.plan.time.result import StepTime
+from fivefold.plan.time.stage import layers_of, parts
+from fivefold.plan.time.update import update
+from fivefold.plan.workload import Software, Strategy, Training
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Everything that a step is put together from. One entry a part of the model."""
+
+    passes: tuple[Passes, ...]
+    holding: tuple[Held, ...]
+    shards: tuple[Traffic, ...]  # ZeRO-3, of one micro-batch
+    timed: tuple[Part, ...]
+    microbatches: int
+    send: float
+
+
+def step_time(
+    shape: ModelShape, training: Training, strategy: Strategy, cluster: Cluster, software: Software
+) -> StepTime:
+    """Of one optimizer step. Raises PlanError for a global batch that does not divide.
+
+    The pipeline's makespan is in closed form (`bubble.py`); `simulated_step` follows the actions.
+    """
+    found = pieces(shape, training, strategy, cluster, software)
+    layout = strategy.layout
+    span = makespan(layout, found.timed, found.microbatches)
+    waits = waited(layout, found.microbatches, found.send, software.blocking_sends)
+    return assemble(shape, training, strategy, cluster, software, found, span, waits)
+
+
+def pieces(
+    shape: ModelShape, training: Training, strategy: Strategy, cluster: Cluster, software: Software
+) -> Pieces:
+    """Costs of every part for one micro-batch. Raises PlanError for a batch that does not divide."""
+    layout = strategy.layout
+    place = Place.of(shape, training, strategy, software)
+    ranges = layers_of(shape, training.sequence, layout, software)
+    passes = parts(shape, training, strategy, cluster, software)
+    holding = tuple(held(shape, layers, layout) for layers in ranges)
+    ways = Ways.of(cluster, layout)
+    shards = tuple(
+        sharded(
+            ways, layout, software, holds, each.forward.seconds,
+            each.input.seconds + each.weight.seconds + each.again.seconds, place.element,
+        )
+        for each, holds in zip(passes, holding, strict=True)
+    )  # fmt: skip
+    timed = tuple(
+        Part(
+            each.forward.seconds,
+            each.input.seconds + each.again.seconds + traffic.exposed,
+            each.weight.seconds,
+        )
+        for each, traffic in zip(passes, shards, strict=True)
+    )
+    count = microbatches(training, strategy)
+    return Pieces(passes, holding, shards, timed, count, message(place, cluster, layout))
+
+
+def microbatches(training: Training, strategy: Strategy) -> int:
+    """Of one data rank. Raises PlanError where they are no whole number."""
+    ways = strategy.micro_batch * strategy.layout.dp
+    if training.global_batch % ways or training.global_batch < ways:
+        raise PlanError(
+            f"a global batch of {training.global_batch} is no multiple of {ways}, micro-batch "
+            f"{strategy.micro_batch} on {strategy.layout.dp} data ranks",
+            "change one of them",
+        )
+    return training.global_batch // ways
+
+
+def assemble(
+    shape: ModelShape,
+    training: Training,
+    strategy: Strategy,
+    cluster: Cluster,
+    software: Software,
+    found: Pieces,
+    span: float,
+    waits: float,
+) -> StepTime:
+    """A step from the pipeline's `span` and the seconds that it `waits` for messages."""
+    layout, m = strategy.layout, found.microbatches
+    of = held_parts(layout, len(found.timed))
+    work = busy(layout, found.timed, m)
+    rank = work.index(max(work))
+    times = m * share(layout)
+    once, again = _sum([found.passes[i] for i in of[rank]], times)
+    exposed, hidden = _communication(once + again)
+    exposed["pp"] = waits
+    streamed = [found.shards[i] for i in of[rank]]
+    end = _end(shape, training, strategy, cluster, software, found, of)
+    exposed["dp"] = end.exposed + times * sum(each.exposed for each in streamed)
+    hidden["dp"] = end.hidden + times * sum(each.hidden for each in streamed)
+    loaded = m * strategy.micro_batch * training.sequence * 16 / cluster.host.rate
+    total = span + waits + end.exposed + end.optimizer + loaded
+    tokens = float(training.global_batch * training.sequence)
+    rate = tokens / total / layout.world_size
+    peak = _peak(cluster, training)
+    return StepTime(
+        total=total,
+        compute=once.kernels + once.host,
+        recompute=again.kernels + again.host,
+        products=once.products,
+        attention=once.attention,
+        elementwise=once.elementwise,
+        host=once.host,
+        exposed={axis: seconds for axis, seconds in exposed.items() if seconds > 0},
+        hidden={axis: seconds for axis, seconds in hidden.items() if seconds > 0},
+        bubble=span - max(work),
+        optimizer=end.optimizer,
+        data=loaded,
+        microbatches=m,
+        tokens_per_second=tokens / total,
+        flops_per_device=rate * training_flops(shape, training.sequence),
+        mfu=rate * training_flops(shape, training.sequence) / peak,
+        hfu=rate * hardware_flops(shape, training.sequence, strategy.recompute) / peak,
+    )
+
+
+@dataclass(frozen=True)
+class _End:
+    """After the last backward: sums of gradients that are waited for, and the update."""
+
+    exposed: float
+    hidden: float
+    optimizer: float
+
+
+def _end(
+    shape: ModelShape,
+    training: Training,
+    strategy: Strategy,
+    cluster: Cluster,
+    software: Software,
+    found: Pieces,
+    of: Sequence[Sequence[int]],
+) -> _End:
+    """Of the rank that takes longest for it."""
+    layout, element = strategy.layout, element_bytes(training, software)
+    ways, speed = Ways.of(cluster, layout), rates(cluster.device, training.compute)
+    ends = []
+    for mine in of:
+        holding = sum((found.holding[i] for i in mine), Held())
+        beside = sum(found.timed[i].input + found.timed[i].weight for i in mine)
+        traffic = gradients(ways, layout, software, holding, beside, element)
+        seconds = update(cluster, layout, software, speed, ways, holding, element)
+        copies = _copies(shape, cluster, layout, software, mine, len(found.timed))
+        ends.append(_End(traffic.exposed + copies, traffic.hidden, seconds))
+    return max(ends, key=lambda end: end.exposed + end.optimizer)
+
+
+def _copies(
+    shape: ModelShape,
+    cluster: Cluster,
+    layout: Layout,
+    software: Software,
+    mine: Sequence[int],
+    count: int,
+) -> float:
+    """Gradients that two stages have of the same: a tied embedding, dualpipe's two copies."""
+    if layout.pp == 1 or not shape.config.tie_embeddings or not {0, count - 1} & set(mine):
+        return 0.0
+    if {0, count - 1} <= set(mine):
+        return 0.0
+    table = shape.config.vocab_size * shape.config.hidden_size / layout.tp
+    return Group(1, 2, cluster.inside, cluster.between).reduce(table * software.gradient_bytes)
+
+
+def _sum(passes: Sequence[Passes], times: float) -> tuple[Cost, Cost]:
+    """All that is needed once, and what is computed again."""
+    once, again = Cost(), Cost()
+    for each in passes:
+        once += each.forward + each.input + each.weight
+        again += each.again
+    return once * times, again * times
+
+
+def _communication(cost: Cost) -> tuple[dict[str, float], dict[str, float]]:
+    exposed = {"tp": cost.tensor, "cp": cost.context, "ep": cost.experts}
+    hidden = {"tp": cost.hidden_tensor, "cp": cost.hidden_context, "ep": cost.hidden_experts}
+    return exposed, hidden
+
+
+def _peak(cluster: Cluster, training: Training) -> float:
+    device = cluster.device
+    return device.flops("fp8" if training.compute == "mxfp8" else training.compute)
