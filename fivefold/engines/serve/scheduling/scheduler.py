@@ -30,7 +30,8 @@ class Scheduler:
     """Sequences in, plans out. `schedule`, compute the plan, `update`; and again.
 
     `max_sequences` run at once, a step computes `token_budget` tokens at most (at least one for
-    each that runs), `queue_limit` may wait. Raises SchedulingError for settings that cannot work.
+    each that runs), `queue_limit` may wait. `draft` is the policy of a step: a planner simulates
+    those of other systems. Raises SchedulingError for settings that cannot work.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Scheduler:
         queue_limit: int = 1024,
         aging: int = 512,
         clock: Callable[[], float] = time.monotonic,
+        draft: type[Draft] = Draft,
     ) -> None:
         check_settings(max_sequences, token_budget, queue_limit, aging)
         if prefix.blocks is not blocks:
@@ -53,6 +55,7 @@ class Scheduler:
         self.token_budget = token_budget
         self.queue_limit = queue_limit
         self.aging = aging
+        self.draft = draft
         self.steps = 0
         self.preemptions = 0
         self._arrivals = 0
@@ -121,9 +124,9 @@ class Scheduler:
         """The next step; empty when there is no work. Raises SchedulingError while one is open."""
         self._require_closed("schedule")
         self.steps += 1
-        draft = Draft(
+        draft = self.draft(
             self.blocks, self.prefix, self._lines, self.max_sequences, self.token_budget
-        )  # fmt: skip
+        )
         self._open = draft.plan()
         self.preemptions += len(self._open.preempted)
         return self._open

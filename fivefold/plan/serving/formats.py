@@ -1,0 +1,61 @@
+"""Number formats of weights, keys and values: bytes an element, and what computes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fivefold.core.errors import PlanError, nearest
+from fivefold.plan.hardware.device import Device
+
+BYTES: Mapping[str, float] = {
+    "fp32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,  # its scales (one in 128 x 128, or a row) are below a thousandth
+    "int8": 1.0,
+    "int4": 0.5 + 2 / 128,  # a 16-bit scale for 128 elements (AWQ, GPTQ)
+    "nvfp4": 0.5 + 1 / 16,  # an 8-bit scale for 16 elements
+    "mxfp4": 0.5 + 1 / 32,  # an 8-bit scale for 32 elements
+}
+"""Bytes of an element, its share of the scales included."""
+
+WEIGHT_FORMATS = tuple(BYTES)
+KV_FORMATS = ("fp32", "bf16", "fp16", "fp8", "int8", "nvfp4")
+
+_PRODUCTS: Mapping[str, tuple[str, ...]] = {
+    "fp32": ("fp32",),
+    "bf16": ("bf16", "fp16", "fp32"),
+    "fp16": ("fp16", "bf16", "fp32"),
+    "fp8": ("fp8", "bf16", "fp16", "fp32"),
+    "int8": ("int8", "bf16", "fp32"),
+    "int4": ("bf16", "fp16", "fp32"),
+    "nvfp4": ("fp4", "fp8", "bf16", "fp16"),
+    "mxfp4": ("fp4", "fp8", "bf16", "fp16"),
+}
+
+
+def bytes_of(form: str) -> float:
+    """Bytes of an element. Raises PlanError for a format that is not known."""
+    if form not in BYTES:
+        raise PlanError(f"unknown number format {form!r}", nearest(form, BYTES))
+    return BYTES[form]
+
+
+def product_form(device: Device, form: str) -> str:
+    """The format in which this device multiplies weights of `form`: the first that it has.
+
+    A device without FP8 products stores such weights and multiplies in 16 bits.
+    """
+    bytes_of(form)
+    for known in _PRODUCTS[form]:
+        if known in device.peak:
+            return known
+    raise PlanError(
+        f"{device.name} has no products for weights in {form}",
+        f"it has {', '.join(sorted(device.peak))}",
+    )
+
+
+def is_quantized(form: str) -> bool:
+    """Whether activations are rounded to the format before each product (a kernel of its own)."""
+    return form in ("fp8", "nvfp4", "mxfp4")

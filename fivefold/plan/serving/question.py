@@ -1,0 +1,126 @@
+"""What is asked of a serving plan, as a user writes it, and what it means."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from fivefold.core.errors import PlanError
+from fivefold.core.layout import Layout
+from fivefold.engines.serve.load.slo import parse_slo
+from fivefold.plan.hardware.cluster import Cluster
+from fivefold.plan.serving import traffic as loads
+from fivefold.plan.serving.software import software
+from fivefold.plan.serving.speculation import Speculation
+from fivefold.plan.serving.strategy import ServingStrategy, Split
+from fivefold.plan.serving.traffic import Traffic
+
+SPECULATED = re.compile(r"(0?\.\d+|0|1)\s*x\s*(\d+)(?:\s*@\s*(\d*\.?\d+))?")
+REQUESTS = 400
+TRACE_REQUESTS = 2000
+
+
+@dataclass(frozen=True)
+class Question:
+    """The options of `fivefold plan serve`, unread."""
+
+    layout: str | None = None
+    split: str | None = None
+    rate: float | None = None
+    concurrency: int | None = None
+    input_tokens: int = 2000
+    output_tokens: int = 300
+    spread: float = 0.0
+    shared_prefix: int = 0
+    trace: str | None = None
+    trace_file: Path | None = None
+    speed: float = 1.0
+    requests: int | None = None
+    slo: str | None = None
+    share: float = 0.95
+    weights: str | None = None
+    kv: str | None = None
+    system: str = "fivefold"
+    max_sequences: int = 256
+    token_budget: int | None = None
+    speculate: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        loads_given = [self.rate is not None, self.concurrency is not None, self.trace is not None]
+        if sum(loads_given) > 1:
+            raise PlanError(
+                "--rate, --concurrency and --trace are three kinds of load", "give one of them"
+            )
+        if (self.trace is None) != (self.trace_file is None):
+            raise PlanError("--trace says the kind of --trace-file", "give both, or neither")
+        if not 0 < self.share <= 1:
+            raise PlanError(f"--share is {self.share}", "give a share above 0, at most 1")
+        if self.split is not None and self.layout is None:
+            raise PlanError("--split needs --layout", "give the layout of either kind of engine")
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The SLO in seconds."""
+        return {} if self.slo is None else parse_slo(self.slo)
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """The load; None where none was given."""
+        if self.trace is not None:
+            assert self.trace_file is not None
+            return loads.trace(
+                self.trace, self.trace_file, requests=self.requests or TRACE_REQUESTS,
+                speed=self.speed,
+            )  # fmt: skip
+        if self.rate is not None:
+            return loads.steady(
+                self.rate, self.input_tokens, self.output_tokens,
+                requests=self.requests or REQUESTS, spread=self.spread,
+                shared_prefix=self.shared_prefix, seed=self.seed,
+            )  # fmt: skip
+        if self.concurrency is not None:
+            return loads.closed(
+                self.concurrency, self.input_tokens, self.output_tokens,
+                requests=self.requests, seed=self.seed,
+            )  # fmt: skip
+        return None
+
+    def strategy(self, cluster: Cluster) -> ServingStrategy:
+        """An engine, of the layout that is given or of one device."""
+        wide = "bf16" if "bf16" in cluster.device.peak else "fp16"
+        if wide not in cluster.device.peak:
+            wide = "fp32"
+        return ServingStrategy(
+            layout=Layout() if self.layout is None else Layout.parse(self.layout),
+            weights=self.weights or wide,
+            kv=self.kv or wide,
+            max_sequences=self.max_sequences,
+            token_budget=self.token_budget,
+            speculation=self.speculation,
+            system=software(self.system),
+        )
+
+    def deployed(self, cluster: Cluster) -> ServingStrategy | Split:
+        """What `layout` and `split` say."""
+        strategy = self.strategy(cluster)
+        if self.split is None:
+            return strategy
+        match = re.fullmatch(r"(\d+)\s*\+\s*(\d+)", self.split.strip())
+        if match is None:
+            raise PlanError(f"--split {self.split!r} is no PREFILL+DECODE", "write e.g. 2+3")
+        return Split(strategy, int(match[1]), strategy, int(match[2]))
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """What `speculate` says."""
+        if self.speculate is None:
+            return None
+        match = SPECULATED.fullmatch(self.speculate.strip())
+        if match is None:
+            raise PlanError(
+                f"--speculate {self.speculate!r} is no RATE x TOKENS", "write e.g. 0.7x4"
+            )
+        cost = {} if match[3] is None else {"cost": float(match[3])}
+        return Speculation(float(match[1]), int(match[2]), **cost)
