@@ -1,0 +1,1 @@
+"""All layouts that can run, and which of them are worth running."""

@@ -1,0 +1,205 @@
+"""The best strategies of a job, by bounds: what cannot be among them is never judged.
+
+A node is a set of choices (see `space`), the cheapest bound comes first. Its parts are looked at unless
+a bound says that none of them can be among the best `wanted` shapes, nor on the front of time and
+memory. What is judged best is so over all strategies of the space, not over a sample.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from fivefold.plan.search.bound import Bounds
+from fivefold.plan.search.found import Found, judge
+from fivefold.plan.search.front import front
+from fivefold.plan.search.job import Estimators, Job
+from fivefold.plan.search.space import (
+    RECOMPUTE,
+    Pipe,
+    Width,
+    depths,
+    micro_batches,
+    pipes,
+    splits,
+    strategy,
+    widths,
+)
+from fivefold.plan.workload import Recompute
+
+SLOWEST = 1.5  # of the best time: the front goes no further
+FINER = 0.02  # of a device's memory, and
+FASTER = 0.01  # of the time: differences that a front need not show
+
+Shape = tuple[Width, int]  # ranks of a sequence, of the pipeline; the rest are data ranks
+
+
+@dataclass
+class Counts:
+    """What a search did."""
+
+    shapes: int = 0
+    bounded: int = 0
+    judged: int = 0
+    too_large: int = 0
+
+
+@dataclass
+class Result:
+    """`best`: of each shape, fastest first; `front`: of time and memory."""
+
+    best: list[Found] = field(default_factory=list)
+    front: list[Found] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+
+
+@dataclass(frozen=True)
+class _Node:
+    width: Width
+    pp: int
+    micro_batch: int | None = None
+    recompute: Recompute | None = None
+    pipe: Pipe | None = None
+
+    @property
+    def shape(self) -> Shape:
+        return self.width, self.pp
+
+
+class Search:
+    """One search; `wanted` shapes are ranked, and the front is followed where `with_front`."""
+
+    def __init__(
+        self, job: Job, estimators: Estimators, *, wanted: int = 8, with_front: bool = True
+    ) -> None:
+        self.job = job
+        self.estimators = estimators
+        self.bounds = Bounds(job, estimators)
+        self.wanted = wanted
+        self.with_front = with_front
+        self.counts = Counts()
+        self.by_shape: dict[Shape, Found] = {}
+        self.found: list[Found] = []
+        self._memory = job.cluster.device.memory
+        self._order = count()
+        self._heap: list[tuple[float, int, _Node]] = []
+
+    def run(self) -> Result:
+        """Raises what the estimators raise."""
+        for width in widths(self.job, most_ranks(self.job)):
+            for pp in depths(self.job, width):
+                self._start(width, pp)
+        while self._heap:
+            floor, _, node = heapq.heappop(self._heap)
+            if floor > self._horizon():
+                break
+            if self._may_matter(floor, node):
+                self._open(node)
+        best = sorted(self.by_shape.values(), key=lambda each: each.seconds)
+        line = front(self.found, lambda each: (each.seconds, each.bytes))
+        slowest = SLOWEST * best[0].seconds if best else 0.0
+        kept = [each for each in line if each.seconds <= slowest]
+        return Result(best[: self.wanted], kept, self.counts)
+
+    def _start(self, width: Width, pp: int) -> None:
+        """Put a shape on the heap, unless its state alone is too large."""
+        self.counts.shapes += 1
+        fitting = [
+            batch
+            for batch in micro_batches(self.job, width, pp)
+            if self.bounds.bytes(width, pp, batch, "full") <= self._memory
+        ]
+        if fitting:
+            # Larger passes are no slower for each token.
+            floor = self.bounds.seconds(width, pp, fitting[-1], "none", None)
+            self._push(floor, _Node(width, pp))
+
+    def _push(self, floor: float, node: _Node) -> None:
+        self.counts.bounded += 1
+        heapq.heappush(self._heap, (floor, next(self._order), node))
+
+    def _ranked(self) -> float:
+        """The time that a new shape must be below to be among those wanted."""
+        times = sorted(each.seconds for each in self.by_shape.values())
+        return times[self.wanted - 1] if len(times) >= self.wanted else float("inf")
+
+    def _horizon(self) -> float:
+        """The time beyond which nothing matters."""
+        ranked = self._ranked()
+        if not self.with_front or not self.found:
+            return ranked
+        return max(ranked, SLOWEST * min(each.seconds for each in self.found))
+
+    def _may_matter(self, floor: float, node: _Node) -> bool:
+        here = self.by_shape.get(node.shape)
+        if floor < min(self._ranked(), float("inf") if here is None else here.seconds):
+            return True
+        if not self.with_front:
+            return False
+        micro_batch, recompute = node.micro_batch or 1, node.recompute or "full"
+        least = self.bounds.bytes(node.width, node.pp, micro_batch, recompute, node.pipe)
+        time, size = floor * (1 + FASTER), least + FINER * self._memory
+        return not any(each.seconds <= time and each.bytes <= size for each in self.found)
+
+    def _open(self, node: _Node) -> None:
+        for floor, child in self._parts(node):
+            if child.pipe is None:
+                self._push(floor, child)
+            elif node.pipe is None:
+                self._push(floor, child)
+            else:
+                raise AssertionError("a node with a pipe has no parts")
+        if node.pipe is not None:
+            self._judge(node)
+
+    def _parts(self, node: _Node) -> Iterator[tuple[float, _Node]]:
+        width, pp = node.width, node.pp
+        if node.micro_batch is None:
+            for batch in micro_batches(self.job, width, pp):
+                for mode in RECOMPUTE:
+                    if self.bounds.bytes(width, pp, batch, mode) <= self._memory:
+                        floor = self.bounds.seconds(width, pp, batch, mode, None)
+                        yield floor, _Node(width, pp, batch, mode)
+        elif node.pipe is None:
+            assert node.recompute is not None
+            dp = self.job.devices // (width.ranks * pp)
+            microbatches = self.job.training.global_batch // (dp * node.micro_batch)
+            for pipe in pipes(self.job, pp, microbatches):
+                floor = self.bounds.seconds(width, pp, node.micro_batch, node.recompute, pipe)
+                yield floor, _Node(width, pp, node.micro_batch, node.recompute, pipe)
+
+    def _judge(self, node: _Node) -> None:
+        """All that data ranks may divide, of one node."""
+        width, pp, pipe = node.width, node.pp, node.pipe
+        batch, mode = node.micro_batch, node.recompute
+        assert pipe is not None and batch is not None and mode is not None
+        job = self.job
+        for split in splits(job, width, pp, pipe):
+            if self.bounds.bytes(width, pp, batch, mode, pipe, split) > self._memory:
+                continue
+            chosen = strategy(width, pp, pipe, split, batch, mode)
+            memory = self.estimators.ledger(job.shape, job.training, chosen, job.software)
+            if max(each.total for each in memory) > self._memory:
+                self.counts.too_large += 1
+                continue
+            self.counts.judged += 1
+            self._keep(node.shape, judge(job, chosen, self.estimators))
+
+    def _keep(self, shape: Shape, one: Found) -> None:
+        self.found.append(one)
+        if shape not in self.by_shape or one.seconds < self.by_shape[shape].seconds:
+            self.by_shape[shape] = one
+
+
+def most_ranks(job: Job) -> int:
+    """Ranks that may share one sequence: all."""
+    return job.devices
+
+
+def search(
+    job: Job, estimators: Estimators, *, wanted: int = 8, with_front: bool = True
+) -> Result:
+    """The best strategies of `job`, and its front of time and memory."""
+    return Search(job, estimators, wanted=wanted, with_front=with_front).run()
