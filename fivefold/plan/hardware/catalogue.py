@@ -57,8 +57,9 @@ def close_names(name: str) -> str:
     plain = _plain(name)
     names = {**_PLAIN_NAMES, **ALIASES}
     spelled = difflib.get_close_matches(plain, list(names), n=6, cutoff=0.6)
-    digits = re.findall(r"\d{2,}", plain)
-    same = [each for each in names if digits and digits[0] in each]
+    letters, digits = re.match(r"[a-z]*", plain), re.findall(r"\d{2,}", plain)
+    series = (letters[0] if letters else "") + (digits[0][:2] if digits else "")
+    same = [each for each in names if len(series) > 1 and each.startswith(series)]
     close = list(dict.fromkeys(names[each] for each in (*spelled, *same)))[:4]
     if close:
         return f"close are {', '.join(close)}"

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fivefold.core.errors import PlanError, nearest, one_line
 from fivefold.plan.hardware.cluster import Cluster
 from fivefold.plan.hardware.device import Device
 from fivefold.plan.hardware.link import Link
-from fivefold.plan.hardware.quantity import Quantity
+from fivefold.plan.hardware.quantity import Quantity, quantity
 from fivefold.plan.hardware.servers import FAILURES, SERVERS, Server
 
 
@@ -23,16 +23,20 @@ class Part(BaseModel):
 
 
 class LinkPart(Part):
-    """One link: bytes per second in one direction, seconds a message."""
+    """One link: bytes per second in one direction, seconds a message and before the first."""
 
     name: str | None = None
     bandwidth: Quantity | None = Field(None, gt=0)
     latency: Quantity | None = Field(None, ge=0)
+    start: Quantity | None = Field(None, ge=0)
     efficiency: float | None = Field(None, gt=0, le=1)
 
 
 class DevicePart(Part):
-    """`like` a catalogue device or a measured `profile`, with what differs; or everything."""
+    """`like` a catalogue device or a measured `profile`, with what differs; or everything.
+
+    A name alone is one to be like.
+    """
 
     like: str | None = None
     profile: Path | None = None
@@ -46,12 +50,17 @@ class DevicePart(Part):
     efficiency: dict[str, Any] | None = None
     source: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return {"like": value} if isinstance(value, str) else value
+
 
 class ClusterPart(Part):
     """The whole file."""
 
     name: str | None = None
-    device: str | DevicePart
+    device: DevicePart
     nodes: int = Field(ge=1)
     per_node: int = Field(ge=1)
     domain: int | None = Field(None, ge=1)
@@ -97,8 +106,7 @@ def _load(path: Path) -> dict[str, Any]:
 def _explain(path: Path, error: ValidationError) -> tuple[str, str]:
     """One line of the first thing that is wrong: the field by its dotted name."""
     wrong = error.errors()[0]
-    # The branches of `device: name or mapping` are no part of a name that a user wrote.
-    field = ".".join(str(part) for part in wrong["loc"] if part not in ("str", "DevicePart"))
+    field = ".".join(map(str, wrong["loc"]))
     if wrong["type"] == "missing":
         return f"{path} has no `{field}`", f"add {field}: to the cluster file"
     if wrong["type"] == "extra_forbidden":
@@ -112,14 +120,15 @@ def _explain(path: Path, error: ValidationError) -> tuple[str, str]:
 
 
 def _cluster(path: Path, part: ClusterPart) -> Cluster:
-    described = DevicePart(like=part.device) if isinstance(part.device, str) else part.device
-    found, server = _device(path, described)
+    found, server = _device(path, part.device)
     if part.domain is not None and part.domain > part.nodes * part.per_node:
         raise PlanError(
             f"`domain` of {path} is {part.domain}, more than its {part.nodes * part.per_node} devices",
             "use at most nodes times per_node",
         )
-    usual = server and server.domain if server and server.domain > server.per_node else part.per_node
+    usual = (
+        server and server.domain if server and server.domain > server.per_node else part.per_node
+    )
     domain = part.domain or min(usual, part.nodes * part.per_node)
     return Cluster(
         name=part.name or path.stem,
@@ -184,7 +193,13 @@ def _efficiency(path: Path, base: Device | None, given: dict[str, Any]) -> Any:
             raise PlanError(
                 f"{path} has an unknown field `device.efficiency.{name}`", nearest(name, known)
             )
-    given = {"source": str(path.name), **given} if given or base is None else given
+    try:
+        numbers = {
+            k: quantity(v) if isinstance(v, str) and k != "source" else v for k, v in given.items()
+        }
+    except ValueError as error:
+        raise PlanError(f"`device.efficiency` of {path}: {error}", "use plain numbers") from error
+    given = {"source": str(path.name), **numbers} if given or base is None else given
     if base is not None:
         return replace(base.efficiency, **given)
     try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from fivefold.core.errors import PlanError
+from fivefold.plan.hardware.catalogue import DEVICES
 from fivefold.plan.hardware.cluster import Cluster
 from fivefold.plan.hardware.device import Device
 from fivefold.plan.hardware.efficiency import Efficiency
@@ -22,12 +23,13 @@ from fivefold.plan.hardware.profile import (
 from fivefold.plan.hardware.servers import SERVERS
 
 MEASURE = "measure it with `fivefold bench device`"
-# Bytes that leave a rank over bytes of the whole tensor, and messages one after the other, in a ring.
-RING = {"all-reduce": 2.0, "all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 1.0, "send": 1.0}
 
 
 def this_machine(name: str, nodes: int | None, per_node: int | None) -> Cluster:
-    """`this`, `this:cpu` or `this:cuda`: as measured last; `nodes` x `per_node` such devices."""
+    """`this`, `this:cpu` or `this:cuda`: as measured last; or `nodes` x `per_node` of its devices.
+
+    The ranks of a processor share its cores, its memory and the way there.
+    """
     kind = name.partition(":")[2]
     if kind not in ("", "cpu", "cuda"):
         raise PlanError(f"there is no cluster {name!r}", "use this, this:cpu or this:cuda")
@@ -35,42 +37,76 @@ def this_machine(name: str, nodes: int | None, per_node: int | None) -> Cluster:
     there = [path for path in map(own_profile, kinds) if path.exists()]
     if not there:
         raise PlanError("this machine has not been measured", MEASURE)
-    whole = cluster_of(read_profile(there[0]))
+    profile = read_profile(there[0])
     if nodes is None:
-        return whole
+        return cluster_of(profile)
     if per_node is None:
         nodes, per_node = 1, nodes
+    ranks = per_node if profile.device_type == "cpu" else 1
+    found = cluster_of(profile, ranks)
     return replace(
-        whole, name=f"{nodes}x{per_node}x{name}", nodes=nodes, per_node=per_node, domain=per_node
+        found, name=f"{nodes}x{per_node}x{name}", nodes=nodes, per_node=per_node, domain=per_node
     )
 
 
-def device_of(profile: Profile) -> Device:
-    """The device: its peak is the best product measured, so efficiencies are shares of that."""
-    formats = sorted({each.dtype for each in profile.gemm})
-    peak = {form: max(g.rate for g in profile.gemm if g.dtype == form) for form in formats}
-    best = max(formats, key=lambda form: peak[form])
-    read = max((t.bytes / t.seconds for t in profile.transfers if t.what == "read"), default=0.0)
-    copy = max((t.bytes / t.seconds for t in profile.transfers if t.what == "copy"), default=read)
+def device_of(profile: Profile, ranks: int = 1) -> Device:
+    """What one of `ranks` that share the device has of it.
+
+    Of a device in the catalogue the data sheet's peaks stay, and what products reach is measured;
+    of others the best product measured is the peak.
+    """
+    training = [each for each in profile.gemm if each.kind == "training"] or list(profile.gemm)
+    best = {form: max(g.rate for g in training if g.dtype == form) for form in _formats(training)}
+    known = DEVICES.get(profile.catalogue or "")
+    peak = dict(known.peak) if known is not None else best
+    form = max(best, key=lambda each: best[each])
+    read = _rate(profile, "read")
     if not read:
         raise PlanError(f"the profile of {profile.name} has no memory bandwidth", MEASURE)
-    attention = [a.rate / peak[a.dtype] for a in profile.attention if a.dtype in peak]
+    bandwidth = known.bandwidth if known is not None else read
+    source = (
+        f"`fivefold bench device` of {profile.date}, torch {profile.versions.get('torch', '?')}"
+    )
+    slower = profile.corrections.get("step", 1.0)  # than what the products alone would take
     return Device(
         name=profile.name,
-        peak=peak,
-        memory=profile.memory,
-        bandwidth=read,
+        peak={each: rate / ranks for each, rate in peak.items()},
+        memory=profile.memory / ranks,
+        bandwidth=bandwidth / ranks,
         efficiency=Efficiency(
-            products=1.0,
-            small=half_speed([g for g in profile.gemm if g.dtype == best], peak[best]),
-            bandwidth=min(1.0, copy / read),
-            attention=max(attention, default=0.5),
+            products=min(1.0, best[form] / peak[form]) / slower,
+            small=half_speed([g for g in training if g.dtype == form], best[form]) / ranks,
+            bandwidth=min(1.0, (_rate(profile, "copy") or read) / bandwidth) / slower,
+            attention=_attention_share(profile, peak) / slower,
             launch=profile.launch,
             source=f"measured {profile.date}",
         ),
-        source=f"`fivefold bench device` of {profile.date}, torch {profile.versions.get('torch', '?')}",
+        watts=known.watts if known is not None else 0.0,
+        price=known.price if known is not None else None,
+        spot_price=known.spot_price if known is not None else None,
+        source=source,
         notes={"note": profile.note} if profile.note else {},
     )
+
+
+def _formats(products: Iterable[Gemm]) -> list[str]:
+    return sorted({each.dtype for each in products})
+
+
+def _rate(profile: Profile, what: str) -> float:
+    """Bytes per second of the best `read` or `copy`; 0 where there is none."""
+    return max((t.bytes / t.seconds for t in profile.transfers if t.what == what), default=0.0)
+
+
+def _attention_share(profile: Profile, peak: Mapping[str, float]) -> float:
+    """Share of the peak that attention with its backward reaches, or forward alone."""
+    for kind in ("training", "forward"):
+        said = [
+            a.rate / peak[a.dtype] for a in profile.attention if a.kind == kind and a.dtype in peak
+        ]
+        if said:
+            return min(1.0, max(said))
+    return 0.5
 
 
 def half_speed(products: Iterable[Gemm], peak: float) -> float:
@@ -82,11 +118,11 @@ def half_speed(products: Iterable[Gemm], peak: float) -> float:
     return said[len(said) // 2] if said else 0.0
 
 
-def cluster_of(profile: Profile) -> Cluster:
+def cluster_of(profile: Profile, ranks: int = 1) -> Cluster:
     """One host of the devices that were measured, with its links as far as they were."""
-    device = device_of(profile)
+    device = device_of(profile, ranks)
     server = SERVERS.get(profile.catalogue or "")
-    usual = server.inside if server else Link("host memory", device.bandwidth / 4, 5e-5, 1.0, "assumed")
+    usual = server.inside if server else _through_memory(device.bandwidth)
     inside = collective_link(profile.collectives, f"{profile.name}, {profile.date}") or usual
     host = transfer_link(
         [t for t in profile.transfers if t.what == "host to device"], f"measured {profile.date}"
@@ -103,6 +139,13 @@ def cluster_of(profile: Profile) -> Cluster:
     )
 
 
+def _through_memory(bandwidth: float) -> Link:
+    """Between processes of one host that nobody measured: in and out of memory, twice."""
+    return Link(
+        name="host memory", bandwidth=bandwidth, latency=5e-5, efficiency=0.25, source="assumed"
+    )
+
+
 def collective_link(times: Iterable[CollectiveTime], source: str) -> Link | None:
     """Bandwidth and latency of the ring that explains the measured all-reduces best.
 
@@ -113,14 +156,19 @@ def collective_link(times: Iterable[CollectiveTime], source: str) -> Link | None
         for t in times
         if t.op == "all-reduce" and t.ranks > 1
     ]
-    found = fit(points)
-    return None if found is None else Link("measured", found[1], found[0], 1.0, source)
+    return _link_of("measured collectives", points, source)
 
 
 def transfer_link(transfers: Iterable[Transfer], source: str) -> Link | None:
     """The link that explains copies between host and device."""
-    found = fit([(1.0, float(t.bytes), t.seconds) for t in transfers])
-    return None if found is None else Link("host to device", found[1], found[0], 1.0, source)
+    return _link_of("host to device", [(1.0, float(t.bytes), t.seconds) for t in transfers], source)
+
+
+def _link_of(name: str, points: list[tuple[float, float, float]], source: str) -> Link | None:
+    found = fit(points)
+    if found is None:
+        return None
+    return Link(name=name, bandwidth=found[1], latency=found[0], efficiency=1.0, source=source)
 
 
 def fit(points: list[tuple[float, float, float]]) -> tuple[float, float] | None:

@@ -21,13 +21,17 @@ class Record(BaseModel):
 
 
 class Gemm(Record):
-    """[m,k] x [k,n] in `dtype`: seconds of one product."""
+    """[m,k] x [k,n] in `dtype`: seconds of one product.
+
+    kind: `training` runs as forward does with gradients, `inference` over packed weights.
+    """
 
     dtype: str
     m: int
     k: int
     n: int
     seconds: float
+    kind: Literal["training", "inference"] = "training"
 
     @property
     def flops(self) -> float:
@@ -41,21 +45,26 @@ class Gemm(Record):
 
 
 class AttentionTime(Record):
-    """Causal attention over [batch, heads, sequence, head_dim]; `backward`: with gradients."""
+    """Causal attention of `batch` rows of `sequence` tokens.
+
+    kind: `forward`; `training`, with backward; `decode`, one query a row over `sequence` cached keys.
+    """
 
     dtype: str
     batch: int
     heads: int
+    kv_heads: int
     sequence: int
     head_dim: int
-    backward: bool
+    kind: Literal["forward", "training", "decode"]
     seconds: float
 
     @property
     def flops(self) -> float:
-        """Operations of the lower triangle; backward computes 2.5 times as many again."""
-        forward = 4.0 * self.batch * self.heads * self.head_dim * self.sequence * (self.sequence + 1) / 2
-        return forward * (3.5 if self.backward else 1.0)
+        """Operations on the keys that are seen; backward computes 2.5 times as many again."""
+        pairs = self.sequence if self.kind == "decode" else self.sequence * (self.sequence + 1) / 2
+        forward = 4.0 * self.batch * self.heads * self.head_dim * pairs
+        return forward * (3.5 if self.kind == "training" else 1.0)
 
     @property
     def rate(self) -> float:

@@ -24,7 +24,9 @@ def quantity(text: str) -> float:
         return value * SECONDS[unit]
     parts = UNIT.fullmatch(unit)
     if parts is None:
-        raise ValueError(f"{text!r} has an unknown unit {unit!r}: use GB/s, GiB, Gb/s, TFLOP/s or us")
+        raise ValueError(
+            f"{text!r} has an unknown unit {unit!r}: use GB/s, GiB, Gb/s, TFLOP/s or us"
+        )
     scale = BINARY.get(parts[1]) or DECIMAL[parts[1]]
     return value * scale / (8 if parts[2] in ("b", "bit") else 1)
 

@@ -12,18 +12,34 @@ _NVLINK_H100 = "370 of 450 GB/s, protocol overhead about 20%: NVIDIA/nccl-tests 
 _FABRIC = "86 to 96 of 100 GB/s on four 200 Gb/s ports: NVIDIA/nccl-tests issues 119 and 175"
 
 
+# Latencies: nccl-tests' small all-reduces, about 25 us on eight GPUs of an NVLink, 40 us on two such
+# servers: a start, and a message for each hop of the ring.
+def _link(
+    name: str, gigabytes: float, microseconds: float, start: float, efficiency: float, source: str
+) -> Link:
+    return Link(
+        name=name,
+        bandwidth=gigabytes * 1e9,
+        latency=microseconds * 1e-6,
+        start=start * 1e-6,
+        efficiency=efficiency,
+        source=source,
+    )
+
+
 def _nvlink(generation: int, gigabytes: float, efficiency: float, source: str) -> Link:
-    return Link(f"NVLink {generation}", gigabytes * 1e9, 3e-6, efficiency, source)
+    return _link(f"NVLink {generation}", gigabytes, 1, 10, efficiency, source)
 
 
 def _pcie(generation: int, gigabytes: float) -> Link:
     source = f"PCIe {generation} x16; three quarters are reached past headers and completions"
-    return Link(f"PCIe {generation}", gigabytes * 1e9, 5e-6, 0.75, source)
+    return _link(f"PCIe {generation}", gigabytes, 2, 10, 0.75, source)
 
 
 def fabric(gigabits: float, name: str = "InfiniBand") -> Link:
     """A network port of `gigabits` per second for each device."""
-    return Link(f"{name} {gigabits:g} Gb/s", gigabits / 8 * 1e9, 8e-6, 0.9, _FABRIC)
+    microseconds, start = (4, 20) if name == "InfiniBand" else (15, 40)
+    return _link(f"{name} {gigabits:g} Gb/s", gigabits / 8, microseconds, start, 0.9, _FABRIC)
 
 
 PCIE3, PCIE4, PCIE5, PCIE6 = (
@@ -35,11 +51,13 @@ NVLINK3_CUT = _nvlink(3, 200, 0.775, "A800 has 8 of 12 links; efficiency like A1
 NVLINK4 = _nvlink(4, 450, 0.82, _NVLINK_H100)
 NVLINK4_CUT = _nvlink(4, 200, 0.80, "H800 has 8 of 18 links; DeepSeek-V3 (2412.19437): 160 GB/s")
 NVLINK5 = _nvlink(5, 900, 0.80, "1.8 TB/s in both directions; efficiency like Hopper's")
-INFINITY = Link(
-    "Infinity Fabric", 448e9, 4e-6, 0.70, "seven links of 64 GB/s to the seven others; 70% assumed"
+INFINITY = _link(
+    "Infinity Fabric", 448, 2, 15, 0.70, "seven links of 64 GB/s to the seven others; 70% assumed"
 )
+C2C = _link("NVLink-C2C", 450, 1, 5, 0.85, "NVIDIA GH200 data sheet")
+C2C_HALF = _link("NVLink-C2C", 225, 1, 5, 0.85, "900 GB/s in both directions for two GPUs")
 # Cards without peer access go through host memory: once in, once out, over the same slot.
-THROUGH_HOST = Link("PCIe 4 through host", 31.5e9, 1e-5, 0.4, "two copies a message, assumed")
+THROUGH_HOST = _link("PCIe 4 through host", 31.5, 5, 15, 0.4, "two copies a message, assumed")
 
 
 # Interruptions of a job per device and hour: Llama 3 (2407.21783), section 3.3.4: 419 in 54 days of
@@ -84,19 +102,12 @@ SERVERS: dict[str, Server] = {
     "H20": Server(8, 8, NVLINK4, fabric(400), PCIE5, "like DGX H100"),
     "H200": Server(8, 8, NVLINK4, fabric(400), PCIE5, f"{_DGX} H200"),
     "GH200": Server(
-        1, 1, NVLINK4, fabric(400), Link("NVLink-C2C", 450e9, 2e-6, 0.85, "NVIDIA GH200 data sheet"),
-        "one superchip and one port", 2,
+        1, 1, NVLINK4, fabric(400), C2C, "one superchip and one port", 2
     ),
     "B200": Server(8, 8, NVLINK5, fabric(400), PCIE5, f"{_DGX} B200"),
     "B300": Server(8, 8, NVLINK5, fabric(800), PCIE6, f"{_DGX} B300"),
-    "GB200": Server(
-        4, 72, NVLINK5, fabric(400),
-        Link("NVLink-C2C", 225e9, 2e-6, 0.85, "900 GB/s in both directions for two GPUs"), _RACK,
-    ),
-    "GB300": Server(
-        4, 72, NVLINK5, fabric(800),
-        Link("NVLink-C2C", 225e9, 2e-6, 0.85, "900 GB/s in both directions for two GPUs"), _RACK,
-    ),
+    "GB200": Server(4, 72, NVLINK5, fabric(400), C2C_HALF, _RACK),
+    "GB300": Server(4, 72, NVLINK5, fabric(800), C2C_HALF, _RACK),
     "MI300X": Server(8, 8, INFINITY, fabric(400), PCIE5, "8 devices and 8 ports"),
     "MI325X": Server(8, 8, INFINITY, fabric(400), PCIE5, "8 devices and 8 ports"),
     "L40S": Server(8, 8, PCIE4, fabric(50, "Ethernet"), PCIE4, f"{_CLOUD}: g6e.48xlarge, 400 Gb/s"),

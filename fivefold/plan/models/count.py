@@ -42,7 +42,9 @@ class Parameters:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "active_experts"}
 
     def __add__(self, other: Parameters) -> Parameters:
-        return Parameters(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        return Parameters(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        )
 
 
 def parameters(shape: ModelShape) -> Parameters:

@@ -121,7 +121,9 @@ def _from_source(path: Path) -> ModelShape:
 
 def _close(text: str) -> str:
     if "/" in text or text.endswith((".json", ".gguf")):
-        return f"it is neither a file nor a published model; {nearest(text.rsplit('/')[-1], names())}"
+        return (
+            f"it is neither a file nor a published model; {nearest(text.rsplit('/')[-1], names())}"
+        )
     family = re.match(r"[a-z]+", text.lower())
     same = [name for name in names() if family and name.startswith(family[0])]
     wanted = nearest(text.lower(), names())
@@ -131,7 +133,8 @@ def _close(text: str) -> str:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    """Letters, digits and points: a point tells gpt3-1.3b and gpt3-13b apart."""
+    return re.sub(r"[^a-z0-9.]", "", name.lower())
 
 
 _BY_PLAIN_NAME = {

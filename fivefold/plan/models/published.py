@@ -63,9 +63,7 @@ def _qwen3(
     )
 
 
-def _qwen3_moe(
-    hidden: int, inner: int, layers: int, heads: int, kv: int, expert: int
-) -> Config:
+def _qwen3_moe(hidden: int, inner: int, layers: int, heads: int, kv: int, expert: int) -> Config:
     return _dense(
         "qwen3_moe", hidden, inner, layers, heads, kv, 151_936, 40_960, 1e6, head_dim=128,
         num_experts=128, num_experts_per_tok=8, moe_intermediate_size=expert, norm_topk_prob=True,

@@ -44,7 +44,7 @@ def from_size(text: str) -> ModelShape:
     if not 1e6 <= wanted <= 1e14:
         raise PlanError(f"no model of {text} parameters can be planned", "use 1M to 100T")
     layers, hidden = min(_near(wanted), key=lambda pair: _unlikeness(wanted, *pair))
-    head = HEAD if hidden % HEAD == 0 and hidden >= 4 * HEAD else 64 if hidden % 64 == 0 else hidden
+    head = HEAD if hidden >= 2048 else HEAD // 2
     return ModelShape(
         name=text.strip().upper(),
         config=_llama(layers, hidden, hidden // head, hidden // head, _inner(hidden), head),
@@ -139,14 +139,16 @@ def _count(layers: int, hidden: int) -> int:
 
 
 def _near(wanted: float) -> list[tuple[int, int]]:
-    """(layers, hidden) that come as near to `wanted` as a number of layers allows."""
-    unit = 64 if wanted < 2e8 else HEAD
-    most = int((wanted / 12 * ASPECT) ** (1 / 3)) + 8 * unit
+    """(layers, hidden) that come as near to `wanted` as a number of layers allows.
+
+    Widths are such that their heads divide over 8 ranks, but for the smallest.
+    """
+    most = 2 * int((wanted / 12 * ASPECT**2) ** (1 / 3)) + 1024
+    widths = [*range(128, 2048, 128), *range(2048, 4096, 512), *range(4096, max(most, 4097), 1024)]
     found = []
-    for hidden in range(unit, most * 2, unit):
-        left = wanted - 2 * VOCABULARY * hidden
-        per_layer = _count(1, hidden) - 2 * VOCABULARY * hidden
-        layers = round(left / per_layer)
+    for hidden in widths:
+        outside = 2 * VOCABULARY * hidden
+        layers = round((wanted - outside) / (_count(1, hidden) - outside))
         found += [(n, hidden) for n in (layers - 1, layers, layers + 1) if n >= 1]
     return found
 
@@ -155,5 +157,7 @@ def _unlikeness(wanted: float, layers: int, hidden: int) -> float:
     """How far from the wanted size and from the usual proportions, and how awkward to split."""
     size = abs(math.log(_count(layers, hidden) / wanted))
     proportion = abs(math.log(hidden / (ASPECT * layers)))
-    awkward = 0.0 if layers % 8 == 0 else 0.01 if layers % 4 == 0 else 0.03 if layers % 2 == 0 else 0.06
-    return size + 0.3 * proportion + awkward + (0.0 if hidden % 1024 == 0 else 0.01)
+    awkward = (
+        0.0 if layers % 8 == 0 else 0.01 if layers % 4 == 0 else 0.03 if layers % 2 == 0 else 0.06
+    )
+    return size + 0.3 * proportion + awkward

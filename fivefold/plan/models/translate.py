@@ -13,6 +13,7 @@ from fivefold.plan.models.gpt import gpt
 from fivefold.plan.shape import ModelShape
 
 Config = Mapping[str, Any]
+GEMMA3 = "gemma3"  # several parts, which the family itself takes apart
 
 
 def from_config(hf: Config, name: str, source: str = "") -> ModelShape:
@@ -26,11 +27,11 @@ def from_config(hf: Config, name: str, source: str = "") -> ModelShape:
     try:
         if near is not None:
             return replace(near(hf, name), source=source)
-        if isinstance(kind, str) and kind not in FAMILIES:
+        if isinstance(kind, str) and kind not in (*FAMILIES, GEMMA3):
             raise PlanError(
-                f"model_type {kind!r} is not known to the planner",
-                f"{nearest(kind, (*FAMILIES, *NEAR))}, or give its numbers: "
-                "layers=32,hidden=4096,heads=32,kv=8,intermediate=14336,vocabulary=128256",
+                f"model_type {kind!r} is not known to the planner "
+                f"({nearest(kind, (*FAMILIES, *NEAR))})",
+                "give its numbers: layers=32,hidden=4096,heads=32,kv=8,intermediate=14336",
             )
         return ModelShape(name=name, config=parse_config(hf), source=source)
     except PlanError:
@@ -42,7 +43,7 @@ def from_config(hf: Config, name: str, source: str = "") -> ModelShape:
 def _text_part(hf: Config) -> Config:
     """The language model of a config that has several parts."""
     text = hf.get("text_config") or hf.get("llm_config")
-    if not isinstance(text, Mapping) or hf.get("model_type") == "gemma3":
+    if not isinstance(text, Mapping) or hf.get("model_type") == GEMMA3:
         return hf
     kind = text.get("model_type") or hf.get("model_type")
     outside = {"tie_word_embeddings": hf.get("tie_word_embeddings")}

@@ -74,7 +74,9 @@ def test_what_is_no_cluster(text: str, told: str) -> None:
 
 def test_this_machine_must_be_measured(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(PlanError, match="not been measured; measure it with `fivefold bench device`"):
+    with pytest.raises(
+        PlanError, match="not been measured; measure it with `fivefold bench device`"
+    ):
         cluster("this")
 
 
@@ -190,5 +192,5 @@ def test_quantities(text: str, value: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "12 furlongs", "1.2.3 GB"])
 def test_no_quantities(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a number|unknown unit"):
+    with pytest.raises(ValueError, match=r"is not a number|unknown unit"):
         quantity(text)

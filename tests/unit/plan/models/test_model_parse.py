@@ -65,7 +65,7 @@ def test_the_model_in_the_package(tmp_path: Path) -> None:
 )
 def test_names(text: str, name: str | None) -> None:
     if name is None:
-        with pytest.raises(PlanError, match="did you mean|neither a file"):
+        with pytest.raises(PlanError, match=r"did you mean|neither a file"):
             shape(text)
     else:
         assert shape(text).name == name
@@ -94,7 +94,9 @@ def test_thirteen_billion_is_the_known_one() -> None:
 
 
 def test_numbers() -> None:
-    model = shape("layers=8,hidden=512,heads=8,kv=2,intermediate=1024,vocabulary=1000,experts=8,top_k=2")
+    model = shape(
+        "layers=8,hidden=512,heads=8,kv=2,intermediate=1024,vocabulary=1000,experts=8,top_k=2"
+    )
     assert model.config.num_kv_heads == 2 and model.config.moe.experts == 8
     assert parameters(model).experts == 8 * 8 * 3 * 512 * 1024
 
@@ -178,5 +180,7 @@ def test_naming_a_model_needs_no_torch() -> None:
         "from fivefold.plan.hardware.parse import cluster; cluster('8x8xH100'); "
         "parameters(shape('deepseek-v3')); print('torch' in sys.modules)"
     )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert printed.stdout.strip() == "False"
