@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from fivefold.plan.serving.question import Question
     from fivefold.plan.serving.report import Report
 
 EXAMPLES = """Examples:

@@ -65,6 +65,8 @@ class SimulatedEngine:
         )
         self.now = 0.0
         self.busy = 0.0
+        self.read_prompts = False
+        """Whether the last step read prompts."""
         self._at_work: dict[int, Progress] = {}
         self._plan: StepPlan | None = None
 
@@ -103,7 +105,9 @@ class SimulatedEngine:
         self._plan = self.scheduler.schedule()
         for sequence in self._plan.preempted:  # computed here when it runs again
             self._at_work[sequence.id].received = 0
-        seconds = self._cost.seconds(self._batch(self._plan))
+        batch = self._batch(self._plan)
+        self.read_prompts = batch.prompt > 0
+        seconds = self._cost.seconds(batch)
         self.busy += seconds
         return seconds
 

@@ -6,10 +6,13 @@ vLLM, SGLang and TensorRT-LLM with their whole configuration. How they were meas
 - The client keeps `batch_size` requests of each attention-DP rank out at once, ten for each user
   one after another. Where answers wait longer than an answer takes, more were out than the table
   says; such rows are predicted as the table has them.
-- With 1024 or 8192 tokens in and 1024 out, lengths lie between 0.8 and 1 of those (the client of
-  InferenceMAX, `--random-range-ratio 0.8 --num-prompts 10 x concurrency`); else all are equal.
-- InferenceMAX starts servers with options that its scripts show: TensorRT-LLM with
-  `max_num_tokens` of one prompt and the batch, SGLang with chunks of 32768 on Blackwell.
+- Rows of models that InferenceMAX runs, with 1024 or 8192 tokens in and 1024 out, are its: lengths
+  lie between 0.8 and 1 of those (`--random-range-ratio 0.8 --num-prompts 10 x concurrency`), and
+  servers are started as its scripts do: TensorRT-LLM with 8192 tokens a step, or a prompt and the
+  batch where that is more; vLLM with 16384; SGLang on Blackwell with chunks of 32768 and
+  `--scheduler-recv-interval 30` (10 below 16 requests at once).
+- The others are aiconfigurator's own: equal lengths, and engines as it generates them, with a
+  prompt, the batch and 1500 tokens a step.
 """
 
 from __future__ import annotations
@@ -37,7 +40,11 @@ CLUSTERS: Mapping[str, str] = {
 }
 FORMATS: Mapping[str, str] = {"": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4"}
 VARIED = {(1024, 1024), (8192, 1024), (1024, 8192)}
+INFERENCEMAX = ("DeepSeek", "gpt-oss", "Llama-3", "MiniMax", "Kimi", "Qwen3.5", "GLM")
 BLACKWELL = ("b200_sxm", "b300_sxm", "gb200", "gb300")
+CLIENT = 0.05
+"""Seconds that InferenceMAX's client adds (Python, a new connection for each request, on the
+machine that it measures): the one number here that comes from the table itself."""
 FEW_USERS = 64
 """Up to so many, ten requests for each are simulated; of more, as many as three for each."""
 
@@ -100,7 +107,7 @@ def case(row: Mapping[str, str]) -> Case:
     traffic = closed(
         users, *lengths,
         requests=users * 10 if users <= FEW_USERS else users * 3,
-        shortest=0.8 if lengths in VARIED else 1.0,
+        shortest=0.8 if _is_inferencemax(row) else 1.0,
     )  # fmt: skip
     return Case(
         row["id"], row["model_path"], row["system"], deployed, traffic,
@@ -150,7 +157,7 @@ def _strategy(row: Mapping[str, str], part: str) -> ServingStrategy:
         experts=FORMATS[row["moe_quant_mode"]],
         kv=_kv(row, weights),
         max_sequences=batch,
-        token_budget=_budget(row, batch),
+        token_budget=_budget(row, part, batch),
         system=_system(row),
     )
 
@@ -167,14 +174,31 @@ def _kv(row: Mapping[str, str], weights: str) -> str:
     return "fp8" if narrow and weights != "bf16" else "bf16"
 
 
-def _budget(row: Mapping[str, str], batch: int) -> int | None:
-    lengths = int(row["isl"]), int(row["osl"])
-    if row["mode"] == "disagg" or lengths not in VARIED:
-        return None
+def _budget(row: Mapping[str, str], part: str, batch: int) -> int:
+    """Tokens a step: what the scripts and generators of the two benchmarks set."""
+    prompt = int(row["isl"])
+    if not _is_inferencemax(row):
+        alone = part == "prefill_" or row["backend"] == "sglang"
+        return -(-(prompt + 1500 + (0 if alone else batch)) // 32) * 32
     if row["backend"] == "trtllm":
-        return -(-(batch + lengths[0] + 64) // 64) * 64
-    return 32768 if row["backend"] == "sglang" and row["system"] in BLACKWELL else None
+        return max(8192, -(-(batch + prompt + 64) // 64) * 64)
+    if row["backend"] == "sglang" and row["system"] in BLACKWELL:
+        return 32768
+    return 8192 if row["backend"] == "sglang" else 16384
+
+
+def _is_inferencemax(row: Mapping[str, str]) -> bool:
+    lengths = int(row["isl"]), int(row["osl"])
+    return lengths in VARIED and any(name in row["model_path"] for name in INFERENCEMAX)
 
 
 def _system(row: Mapping[str, str]) -> ServingSoftware:
-    return replace(SYSTEMS[row["backend"]])
+    """SGLang on Blackwell looks for new requests every 30 steps, every 10 of few requests."""
+    found = SYSTEMS[row["backend"]]
+    if not _is_inferencemax(row):
+        return found
+    found = replace(found, front=found.front + CLIENT)
+    if row["backend"] != "sglang" or row["system"] not in BLACKWELL:
+        return found
+    many = int(row["batch_size"] or row["decode_batch_size"]) >= 16
+    return replace(found, poll=30 if many else 10)

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from fivefold.plan.hardware.device import Device
 
-
-GRAPH = 0.5
-"""Of a launch, what is left when kernels are replayed from a captured graph, as servers do."""
+GRAPH, GRAPH_BLACKWELL = 0.6, 0.42
+"""Of a launch, what is left when kernels are replayed from a captured graph, as servers do. On
+Blackwell kernels begin before those ahead of them have ended (programmatic dependent launch)."""
+EXPERTS, EXPERTS_BLACKWELL = 0.8, 1.0
+"""Of the bandwidth that large matrices are read with, what reading many small experts reaches."""
+NARROW = {"fp8": 0.8, "int8": 0.8, "fp4": 0.7}
+"""What products of narrow formats reach, of the share that those of 16 bits reach: power holds the
+clock lower, and sums are scaled and widened as they go."""
 FLOOR = 4.0
 """A product below a third of `small` is not slowed further by its tiles: memory bounds it."""
 
 
-def product(device: Device, form: str, operations: float, moved: float) -> float:
+def product(
+    device: Device, form: str, operations: float, moved: float, experts: bool = False
+) -> float:
     """Seconds of a matrix product: bound by operations or by memory, whichever is slower."""
     found = device.efficiency
     computed = min(operations + found.small, FLOOR * operations)
-    computing = computed / (device.flops(form) * found.products)
-    return max(computing, moved / bandwidth(device))
+    share = found.products * NARROW.get(form, 1.0)
+    computing = computed / (device.flops(form) * share)
+    reached = bandwidth(device)
+    if experts:
+        reached *= EXPERTS_BLACKWELL if _is_blackwell(device) else EXPERTS
+    return max(computing, moved / reached)
 
 
 def attention(device: Device, form: str) -> float:
@@ -29,6 +40,12 @@ def bandwidth(device: Device) -> float:
     return device.bandwidth * device.efficiency.bandwidth
 
 
-def launch(device: Device) -> float:
-    """Seconds that a kernel costs at least."""
-    return GRAPH * device.efficiency.launch
+def launch(device: Device, captured: bool) -> float:
+    """Seconds that a kernel costs at least; `captured`: replayed from a graph."""
+    if not captured:
+        return device.efficiency.launch
+    return device.efficiency.launch * (GRAPH_BLACKWELL if _is_blackwell(device) else GRAPH)
+
+
+def _is_blackwell(device: Device) -> bool:
+    return "fp4" in device.peak

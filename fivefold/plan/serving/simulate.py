@@ -152,7 +152,8 @@ class Simulator:
         found = self._stages[stage]
         engine = found.engines[place]
         since = found.polled.get(place, 0) + 1
-        if look or since >= engine.strategy.system.poll or not engine.has_work:
+        due = since >= engine.strategy.system.poll or engine.read_prompts
+        if look or due or not engine.has_work:
             since = 0
             self._take(stage, place)
         found.polled[place] = since

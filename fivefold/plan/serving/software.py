@@ -53,7 +53,7 @@ VLLM = ServingSoftware(
     "vllm",
     host=1.0e-3,
     kernels=1.25,
-    front=0.04,
+    front=0.01,
     source="vLLM v1: chunked prefill in one batch with decode, 8192 tokens a step on the server",
 )
 SGLANG = ServingSoftware(
@@ -61,14 +61,15 @@ SGLANG = ServingSoftware(
     order="prompts-first",
     host=0.5e-3,
     kernels=1.25,
-    front=0.04,
+    front=0.01,
     first_from="decode",
     source="SGLang: a prefill batch before decode, chunks of 8192, scheduling overlapped",
 )
 TENSORRT_LLM = ServingSoftware(
     "trtllm",
     host=0.3e-3,
-    front=0.04,
+    kernels=0.85,
+    front=0.01,
     source="TensorRT-LLM PyTorch backend: in-flight batching, overlap scheduler, fused kernels",
 )
 SYSTEMS = {each.name: each for each in (FIVEFOLD, VLLM, SGLANG, TENSORRT_LLM)}

@@ -99,7 +99,9 @@ class StepModel:
         self._device: Device = cluster.device
         layout = strategy.layout
         self._tp, self._stages, self._ways = layout.tp, layout.pp, layout.dp_shard
-        self._launches = self._kernels() * rates.launch(self._device)
+        kernels = self._kernels()
+        self._captured = kernels * rates.launch(self._device, captured=True)
+        self._launched = kernels * rates.launch(self._device, captured=False)
         form = product_form(self._device, "fp32" if strategy.weights == "fp32" else "bf16")
         self._attention_rate = rates.attention(self._device, form)
         self._bandwidth = rates.bandwidth(self._device)
@@ -141,7 +143,7 @@ class StepModel:
             attention=stages * self._attention(batch, each, groups),
             elementwise=stages * self._elementwise(tokens),
             communication=stages * self._communication(tokens) + self._between_stages(tokens),
-            launches=stages * self._launches,
+            launches=stages * (self._launched if batch.prompt else self._captured),
             head=self._product(self.work.head, max(1.0, sampled)) if sampled else 0.0,
             host=self.strategy.system.host,
         )
@@ -170,7 +172,7 @@ class StepModel:
         elements = found.elements / cut
         form = product_form(self._device, found.form)
         moved = mine * elements * bytes_of(found.form) + rows * self.work.hidden * 2 * 3
-        seconds = rates.product(self._device, form, 2 * computed * elements, moved)
+        seconds = rates.product(self._device, form, 2 * computed * elements, moved, experts=True)
         return seconds * found.layers
 
     def _attention(self, batch: Batch, each: int, groups: int) -> float:
