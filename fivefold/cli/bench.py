@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from fivefold.cli.bench_device import EXAMPLES, device
 from fivefold.cli.bench_serve import serve
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def _bench() -> None:
 
 
 bench_app.command("serve")(serve)
+bench_app.command("device", epilog=EXAMPLES)(device)
 
 
 @bench_app.command(

@@ -17,20 +17,21 @@ DEVICES: Mapping[str, Device] = {each.name: each for each in (*NVIDIA, *BLACKWEL
 
 # Other spellings, in the form that `_plain` gives.
 ALIASES: Mapping[str, str] = {
-    "v10032gb": "V100", "v100sxm2": "V100", "v100sxm232gb": "V100",
+    "v10032gb": "V100", "v100sxm2": "V100", "v100sxm232gb": "V100", "v100sxm216gb": "V100-16GB",
     "a100": "A100-80GB", "a10040": "A100-40GB", "a10080": "A100-80GB", "a100sxm": "A100-80GB",
     "a100sxm4": "A100-80GB", "a100sxm440gb": "A100-40GB", "a100sxm480gb": "A100-80GB",
-    "a100sxm80gb": "A100-80GB", "a100sxm40gb": "A100-40GB",
-    "a100pcie80gb": "A100-PCIe", "a100pcie": "A100-PCIe",
-    "a80080gb": "A800", "a10g": "A10", "a1024gb": "A10",
+    "a100sxm80gb": "A100-80GB", "a100sxm40gb": "A100-40GB", "a100pcie80gb": "A100-PCIe",
+    "a10080gbpcie": "A100-PCIe", "a80080gb": "A800", "a800sxm480gb": "A800", "a10g": "A10",
+    "a1024gb": "A10",
     "h10080gb": "H100", "h100sxm": "H100", "h100sxm5": "H100", "h10080": "H100",
     "h100sxm80gb": "H100", "h100sxm580gb": "H100", "h100pcie80gb": "H100-PCIe",
-    "h80080gb": "H800", "h800sxm": "H800", "h2096gb": "H20", "h20sxm": "H20",
-    "h200sxm": "H200", "h200141gb": "H200", "gh20096gb": "GH200",
-    "b200sxm": "B200", "b200180gb": "B200", "b300sxm": "B300",
-    "gb200nvl72": "GB200", "nvl72": "GB200", "gb300nvl72": "GB300",
+    "h10080gbpcie": "H100-PCIe", "h80080gb": "H800", "h800sxm": "H800", "h2096gb": "H20",
+    "h20sxm": "H20", "h200sxm": "H200", "h200141gb": "H200", "gh20096gb": "GH200",
+    "gh200480gb": "GH200", "gh200120gb": "GH200",
+    "b200sxm": "B200", "b200180gb": "B200", "b300sxm": "B300", "b300sxm6ac": "B300",
+    "gb200nvl72": "GB200", "nvl72": "GB200", "gb300nvl72": "GB300", "gb200sxm": "GB200",
     "mi300x192gb": "MI300X", "mi300": "MI300X", "l40s48gb": "L40S", "l424gb": "L4",
-    "4090": "RTX4090", "geforcertx4090": "RTX4090", "rtx409024gb": "RTX4090",
+    "4090": "RTX4090", "rtx409024gb": "RTX4090",
 }  # fmt: skip
 
 
@@ -67,8 +68,10 @@ def close_names(name: str) -> str:
 
 
 def _plain(name: str) -> str:
+    """Letters and digits, without the maker's name and the kind of memory."""
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
-    return plain.removeprefix("nvidia").removeprefix("amd").removeprefix("instinct")
+    plain = re.sub(r"hbm\d?e?", "", plain)
+    return re.sub(r"^(nvidia|amd|instinct|tesla|geforce)+", "", plain)
 
 
 _PLAIN_NAMES = {_plain(each): each for each in DEVICES}

@@ -51,7 +51,13 @@ def test_figures_hang_together(found) -> None:
         ("h100", "H100"), ("H100-80GB", "H100"), ("NVIDIA H100 SXM5 80GB", "H100"),
         ("a100", "A100-80GB"), ("A100 40GB", "A100-40GB"), ("A100-SXM4-80GB", "A100-80GB"),
         ("h100 pcie", "H100-PCIe"), ("rtx 4090", "RTX4090"), ("AMD Instinct MI300X", "MI300X"),
-        ("gb200-nvl72", "GB200"), ("4090", "RTX4090"),
+        ("gb200-nvl72", "GB200"), ("4090", "RTX4090"), ("h100_sxm", "H100"),
+        # As CUDA and ROCm call them.
+        ("NVIDIA H100 80GB HBM3", "H100"), ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIe"), ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("Tesla V100-SXM2-32GB", "V100"), ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA B300 SXM6 AC", "B300"), ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("NVIDIA L40S", "L40S"), ("NVIDIA H20", "H20"),
     ],
 )  # fmt: skip
 def test_spellings(text: str, name: str) -> None:

@@ -1,0 +1,1 @@
+"""Measuring this machine for plans, and holding plans against runs."""
