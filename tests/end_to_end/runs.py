@@ -11,6 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from fivefold.cli.main import main
+
 # Small enough for dozens of runs, real in every part: the same code paths as the quickstart.
 TINY = [
     "model.config.hidden_size=64",
@@ -45,6 +49,14 @@ def train_arguments(
     if nproc > 1:
         flags += ["--nproc", str(nproc)]
     return ["train", "quickstart", "--run-dir", str(run_dir), *flags]
+
+
+def refused(*arguments: str, capfd: pytest.CaptureFixture[str]) -> str:
+    """What a command prints that must fail before any work: in this process, which spares a start."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert ended.value.code == 1
+    return capfd.readouterr().err
 
 
 def run(*arguments: str, timeout: float = 240, ok: bool = True) -> subprocess.CompletedProcess[str]:
