@@ -6,7 +6,7 @@ from __future__ import annotations
 from fivefold.model.config import MoEConfig
 from fivefold.plan.memory.feed_forward import feed_forward
 from fivefold.plan.memory.place import INDEX, WIDE, Place
-from fivefold.plan.memory.tape import Tape, Value
+from fivefold.plan.memory.tape import Storage, Tape, Value
 
 
 def mixture(tape: Tape, place: Place, x: Value, unit: int) -> Value:
@@ -117,13 +117,13 @@ def _experts(
 
 
 def _combine(
-    tape: Tape, place: Place, moe: MoEConfig, rows: Value, weight: Value, order: object
+    tape: Tape, place: Place, moe: MoEConfig, rows: Value, weight: Value, order: Storage
 ) -> Value:
     """Rows at their places, weighted in fp32 and summed."""
     count, width = place.tokens * moe.top_k, place.shape.config.hidden_size
     size, wide = count * width * place.element, count * width * WIDE
     tape.hold_now("dispatch", size)
-    places = tape.op("dispatch", size, [(rows, size)])
+    places = tape.op("dispatch", size, [(rows, size)], saves=[rows.storage, order])
     tape.let_go("dispatch", size)
     if place.element < WIDE:
         converted = tape.op("dispatch", wide, [(places, size)])

@@ -11,7 +11,7 @@ from fivefold.core.layout import Layout
 from fivefold.plan.memory.block import Bytes
 from fivefold.plan.memory.depth import stage_layers
 from fivefold.plan.memory.flight import Flight, Moment, flights, stages_of
-from fivefold.plan.memory.moving import at_the_end, messages, whole_gradients
+from fivefold.plan.memory.moving import at_the_end, messages
 from fivefold.plan.memory.parameters import Weight, layer_weights, outer_weights
 from fivefold.plan.memory.place import INDEX, Place
 from fivefold.plan.memory.stage import Gathering, Span, Stage, stage
@@ -146,10 +146,9 @@ def _fullest(
     """What lives at the fullest moment beside the state, and which moment that is."""
     split = any(moment.kind in "IW" for moment in flight.moments)
     gathering = Gathering.of(layout)
-    stages = [stage(place, span, gathering, split) for span in spans]
+    stages = [stage(place, span, gathering, split, microbatches > 1) for span in spans]
     weights = weights_of(place, spans)
-    always = whole_gradients(place, layout, weights, microbatches)
-    always += messages(place, layout, rank, microbatches)
+    always = messages(place, layout, rank, microbatches)
     sizes = [_Sizes.of(s) for s in stages]
     moment = max(flight.moments, key=lambda m: _size(sizes, m))
     found = _bytes(stages, moment) + always

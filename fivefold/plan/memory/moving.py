@@ -14,14 +14,16 @@ from fivefold.plan.memory.states import expert_shards, is_sharded
 
 
 def messages(place: Place, layout: Layout, rank: int, microbatches: int) -> Bytes:
-    """Hidden states and gradients on their way: sent ones are kept for a while, one comes."""
+    """Hidden states and gradients that were sent: the last ones are kept for a while.
+
+    What comes is taken over by the action that waits for it, and counted there.
+    """
     if layout.pp == 1:
         return Counter()
     ends = (rank > 0) + (rank < layout.pp - 1)
     if layout.schedule == "interleaved":
         ends = min(2, layout.pp - 1)
-    sent = ends * min(WINDOW, microbatches)
-    return Counter({"messages": (sent + ends) * place.hidden})
+    return Counter({"messages": ends * min(WINDOW, microbatches) * place.hidden})
 
 
 def buckets(weights: Sequence[Weight], limit: int) -> list[list[Weight]]:
@@ -36,19 +38,6 @@ def buckets(weights: Sequence[Weight], limit: int) -> list[list[Weight]]:
             found.append(held)
             held, size = [], 0
     return [*found, held] if held else found
-
-
-def whole_gradients(
-    place: Place, layout: Layout, weights: Sequence[Weight], microbatches: int
-) -> Bytes:
-    """ZeRO-2: a micro-batch's whole gradients, which are let go of in the next one's backward."""
-    if layout.zero != 2 or layout.shards == 1 or microbatches == 1:
-        return Counter()
-    size = 0
-    for expert, ranks in ((False, layout.shards), (True, expert_shards(layout))):
-        if ranks > 1:
-            size += sum(w.shard(ranks) * (ranks + 1) for w in weights if w.expert is expert)
-    return Counter({"reduce": size * WIDE})
 
 
 def at_the_end(

@@ -27,16 +27,27 @@ class Span:
 
 @dataclass(frozen=True)
 class Gathering:
-    """What ZeRO-3 divides state by; `everything`: it does, else parameters are whole."""
+    """How many ranks divide state. everything: parameters too (ZeRO-3); gradients: those (ZeRO-2)."""
 
     everything: bool
     ranks: int
     expert_ranks: int
+    gradients: bool = False
 
     @classmethod
     def of(cls, layout: Layout) -> Gathering:
         """Of a layout."""
-        return cls(is_sharded(layout), layout.shards, expert_shards(layout))
+        everything = is_sharded(layout)
+        gradients = not everything and layout.zero == 2 and layout.shards > 1
+        return cls(everything, layout.shards, expert_shards(layout), gradients)
+
+    def on_the_way(self, weights: tuple[Weight, ...]) -> int:
+        """Bytes of whole gradients in fp32 that leave in backward, and of what comes of them."""
+        if not self.gradients:
+            return 0
+        ranks = {False: self.ranks, True: self.expert_ranks}
+        parts = ((w, ranks[w.expert]) for w in weights)
+        return WIDE * sum(w.shard(r) * (r + 1) for w, r in parts if r > 1)
 
     def bytes(self, weights: tuple[Weight, ...], expert: bool, element: int) -> int:
         """Of a unit once it is gathered, padded rows among them."""
@@ -61,15 +72,18 @@ class Stage:
 
 
 @lru_cache(maxsize=8192)
-def stage(place: Place, span: Span, gathering: Gathering, split: bool) -> Stage:
-    """`split`: the schedule has backwards in two."""
+def stage(
+    place: Place, span: Span, gathering: Gathering, split: bool = False, again: bool = True
+) -> Stage:
+    """`split`: the schedule has backwards in two. `again`: it is not the only micro-batch."""
     weights: Weights = "hold" if gathering.everything else "accumulate"
     whole = _passages(place, span, gathering, weights)
     base = _base(place, span)
     kept = sum((p.kept for p in whole), base)
-    root = _root(place, span, gathering)
-    forward = _most(whole, base, lambda p: p.forward, 1) + Counter({"gathers": root})
-    backward = _backward(place, span, gathering, weights, base, root)
+    root, leaving = _root(place, span, gathering), _leaving(place, span, gathering)
+    before = Counter({"gathers": root, "reduce": leaving[0] if again else 0})
+    forward = before + _most(whole, base, lambda p: p.forward, 1, [0] * len(whole))
+    backward = _backward(place, span, whole, base, root, leaving, again)
     if not split:
         return Stage(kept, forward, backward, Counter(), Counter(), 0)
     parts = _passages(place, span, gathering, "aside")
@@ -114,48 +128,71 @@ def _base(place: Place, span: Span) -> Bytes:
     return found
 
 
-def _root(place: Place, span: Span, gathering: Gathering) -> int:
-    """Bytes of what is no block, which stays gathered from forward to backward."""
+def _ends(place: Place, span: Span) -> tuple[tuple[Weight, ...], tuple[Weight, ...]]:
+    """Parameters before the first block, and behind the last; a tied table is before, if it can."""
     outer = outer_weights(place.shape, place.tp)
-    found = 0
-    if span.first:
-        found += gathering.bytes(outer["embedding"], False, place.element)
-    if span.last:
-        found += gathering.bytes(outer["norm"], False, place.element)
-        tied = place.shape.config.tie_embeddings and not span.first
-        table = outer["embedding"][:1] if tied else outer["head"]
-        found += gathering.bytes(table, False, place.element)
-    return found
+    tied = place.shape.config.tie_embeddings and not span.first
+    table = outer["embedding"][:1] if tied else outer["head"]
+    return outer["embedding"] if span.first else (), outer["norm"] + table if span.last else ()
+
+
+def _root(place: Place, span: Span, gathering: Gathering) -> int:
+    """Bytes of what is no block, which ZeRO-3 keeps gathered from forward to backward."""
+    return gathering.bytes(sum(_ends(place, span), ()), False, place.element)
+
+
+def _leaving(place: Place, span: Span, gathering: Gathering) -> list[int]:
+    """ZeRO-2: bytes of a micro-batch's gradients, when all are made, when those of the first block
+    are not, … and when only the ends' are."""
+    first, last = _ends(place, span)
+    sizes = [
+        gathering.on_the_way(layer_weights(place.shape, sparse, place.tp, place.ep))
+        for sparse in span.sparse
+    ]
+    found = [gathering.on_the_way(last)]
+    for size in reversed(sizes):
+        found.insert(0, found[0] + size)
+    return [found[0] + gathering.on_the_way(first), *found[1:]]
 
 
 def _most(
-    passages: list[Passage], base: Bytes, part: Callable[[Passage], Bytes], which: int
+    passages: list[Passage],
+    base: Bytes,
+    part: Callable[[Passage], Bytes],
+    which: int,
+    leaving: list[int],
 ) -> Bytes:
-    """The most of any passage, with what those before it keep."""
+    """The most of any passage, with what those before it keep, and gradients on their way."""
     before, best, place = 0, -1, 0
     for index, passage in enumerate(passages):
-        total = before + passage.totals[which]
+        total = before + passage.totals[which] + leaving[index]
         if total > best:
             best, place = total, index
         before += passage.totals[0]
-    return sum((p.kept for p in passages[:place]), base + part(passages[place]))
+    found = base + part(passages[place]) + Counter({"reduce": leaving[place]})
+    return sum((p.kept for p in passages[:place]), found)
 
 
 def _backward(
-    place: Place, span: Span, gathering: Gathering, weights: Weights, base: Bytes, root: int
+    place: Place,
+    span: Span,
+    passages: list[Passage],
+    base: Bytes,
+    root: int,
+    leaving: list[int],
+    again: bool,
 ) -> Bytes:
     """The most of head, blocks and embedding."""
-    passages = _passages(place, span, gathering, weights)
     blocks = passages[:-1] if span.last else passages
-    found = [_most(blocks, base, lambda p: p.backward, 2)]
     head_table = place.words * place.shape.config.hidden_size * place.element
     waits = Counter({"gradients of weights": head_table if root and span.last else 0})
-    found[0] = found[0] + waits
+    found = [waits + _most(blocks, base, lambda p: p.backward, 2, leaving[1:])]
     if span.last:
-        kept = sum((p.kept for p in blocks), base)
+        before = Counter({"reduce": leaving[0] if again else 0})
+        kept = sum((p.kept for p in blocks), base + before)
         found.append(kept + passages[-1].backward)
     if span.first:
-        found.append(base + embedding(place).backward + waits)
+        found.append(base + embedding(place).backward + waits + Counter({"reduce": leaving[0]}))
     if root:
         sent = Counter({"reduce": root * WIDE // place.element, "gradients of weights": root})
         found.append(base + sent)
