@@ -74,10 +74,11 @@ def _forward(case: Case, dtype: torch.dtype, device: str) -> Callable[[], object
 def _training(case: Case, dtype: torch.dtype, device: str) -> Callable[[], object]:
     query, key, value, starts = _operands(case, dtype, device)
     scale = case[-1] ** -0.5
-    leaves = [x.requires_grad_() for x in (query, key, value)]
+    for leaf in (query, key, value):
+        leaf.requires_grad_()
 
     def run() -> None:
-        out, _ = flash_attention(*leaves, starts, starts, causal=True, scale=scale)
+        out, _ = flash_attention(query, key, value, starts, starts, causal=True, scale=scale)
         out.backward(out.detach())
 
     return run

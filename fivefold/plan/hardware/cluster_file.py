@@ -126,9 +126,8 @@ def _cluster(path: Path, part: ClusterPart) -> Cluster:
             f"`domain` of {path} is {part.domain}, more than its {part.nodes * part.per_node} devices",
             "use at most nodes times per_node",
         )
-    usual = (
-        server and server.domain if server and server.domain > server.per_node else part.per_node
-    )
+    rack = server is not None and server.domain > server.per_node
+    usual = server.domain if server is not None and rack else part.per_node
     domain = part.domain or min(usual, part.nodes * part.per_node)
     return Cluster(
         name=part.name or path.stem,
@@ -136,9 +135,9 @@ def _cluster(path: Path, part: ClusterPart) -> Cluster:
         nodes=part.nodes,
         per_node=part.per_node,
         domain=domain,
-        inside=_link(path, "inside", part.inside, server and server.inside),
-        between=_link(path, "between", part.between, server and server.between),
-        host=_link(path, "host", part.host, server and server.host),
+        inside=_link(path, "inside", part.inside, None if server is None else server.inside),
+        between=_link(path, "between", part.between, None if server is None else server.between),
+        host=_link(path, "host", part.host, None if server is None else server.host),
         failures=FAILURES if part.failures is None else part.failures,
         restart=600.0 if part.restart is None else part.restart,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -75,7 +76,10 @@ def device_of(profile: Profile, ranks: int = 1) -> Device:
         bandwidth=bandwidth / ranks,
         efficiency=Efficiency(
             products=min(1.0, best[form] / peak[form]) / slower,
-            small=half_speed([g for g in training if g.dtype == form], best[form]) / ranks,
+            small=half_speed(
+                [g for g in training if g.dtype == form], best[form], read, profile.launch
+            )
+            / ranks,
             bandwidth=min(1.0, (_rate(profile, "copy") or read) / bandwidth) / slower,
             attention=_attention_share(profile, peak) / slower,
             launch=profile.launch,
@@ -109,13 +113,25 @@ def _attention_share(profile: Profile, peak: Mapping[str, float]) -> float:
     return 0.5
 
 
-def half_speed(products: Iterable[Gemm], peak: float) -> float:
-    """FLOP at which a product reaches half of `peak`: the median of what each product says.
+def half_speed(
+    products: Iterable[Gemm], peak: float, bandwidth: float = float("inf"), launch: float = 0.0
+) -> float:
+    """FLOP that a product loses: the median of what each says that memory does not bind.
 
-    A product of f FLOP takes (f + s) / peak where the curve is f / (f + s).
+    A product of f FLOP takes launch + (f + s) / peak.
     """
-    said = sorted(max(0.0, g.seconds * peak - g.flops) for g in products)
-    return said[len(said) // 2] if said else 0.0
+    said = [
+        max(0.0, (g.seconds - launch) * peak - g.flops)
+        for g in products
+        if g.flops / peak >= moved(g) / bandwidth
+    ]
+    return statistics.median(said) if said else 0.0
+
+
+def moved(product: Gemm) -> float:
+    """Bytes of a product's three operands."""
+    elements = product.m * product.k + product.k * product.n + product.m * product.n
+    return elements * (4.0 if product.dtype == "fp32" else 2.0)
 
 
 def cluster_of(profile: Profile, ranks: int = 1) -> Cluster:

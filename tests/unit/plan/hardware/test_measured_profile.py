@@ -74,7 +74,7 @@ def test_the_device_reproduces_what_was_measured() -> None:
     found = device_of(measured())
     assert found.flops("fp32") == pytest.approx(PEAK, rel=1e-3)
     assert found.efficiency.products == 1.0
-    assert found.efficiency.small == pytest.approx(SMALL, rel=0.01)
+    assert found.efficiency.small == pytest.approx(SMALL, rel=0.03)
     assert found.bandwidth == 2e10 and found.efficiency.bandwidth == pytest.approx(0.5)
     attention = 3.5 * 4 * 8 * 64 * 512 * 513 / 2 / 0.01
     assert found.efficiency.attention == pytest.approx(attention / PEAK, rel=1e-3)
@@ -133,6 +133,11 @@ def test_fits_of_little_or_odd_data() -> None:
 def test_half_speed_is_the_middle_of_what_products_say() -> None:
     assert half_speed([product("fp32", m) for m in (1, 8, 64)], PEAK) == pytest.approx(SMALL)
     assert half_speed([], PEAK) == 0.0
+    # One row of a matrix is bound by reading it: that says nothing of the curve.
+    slow = Gemm(dtype="fp32", m=1, k=512, n=512, seconds=1.0)
+    assert half_speed([slow, product("fp32", 512)], PEAK, 2e10) == pytest.approx(SMALL)
+    late = product("fp32", 512).model_copy(update={"seconds": product("fp32", 512).seconds + 1e-5})
+    assert half_speed([late], PEAK, 2e10, 1e-5) == pytest.approx(SMALL)
 
 
 def test_this_machine(tmp_path: Path, monkeypatch) -> None:
