@@ -68,6 +68,11 @@ def serve(
     drain_seconds: float = typer.Option(
         30.0, min=0, help="After SIGTERM or Ctrl-C: time for requests that run."
     ),
+    engine_seconds: float = typer.Option(
+        300.0,
+        min=1,
+        help="An engine that says nothing for so long while requests wait is replaced.",
+    ),
     tool_parser: str = typer.Option(
         "auto", help="How the model writes tool calls: hermes, llama3_json, none; auto: guessed."
     ),
@@ -92,7 +97,10 @@ def serve(
     }
     replicas, engine_layout = split_layout(layout)
     run(
-        EngineOptions(model, dtype, device, deterministic, threads, settings, engine_layout),
+        EngineOptions(
+            model, dtype, device, deterministic, threads, settings, engine_layout,
+            silence_seconds=engine_seconds,
+        ),
         ServerOptions(
             host=host, port=port, names=tuple(served_name), keys=api_keys,
             limits=Limits(as_bytes("--max-body", max_body), request_seconds),

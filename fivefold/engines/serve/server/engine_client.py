@@ -38,6 +38,8 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 SOUND_SECONDS = 60.0
 """After so long an engine is taken to be sound, and its end to be the first."""
 RETRY_SECONDS = 5.0
+LOOKS = 4
+"""How often, in the time that an engine may be silent, it is looked after."""
 
 Sink = Callable[["Update | APIError"], None]
 log = logging.getLogger("fivefold.serve")
@@ -63,6 +65,8 @@ class EngineClient:
         self._stopping = False
         self._restart: asyncio.Task[None] | None = None
         self._link: EngineLink | None = None
+        self._heard = 0.0  # when the engine last said something, or was asked after it had rested
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def in_flight(self) -> int:
@@ -73,13 +77,16 @@ class EngineClient:
         """Until the model is loaded. Raises FivefoldError when it cannot be."""
         self._started = asyncio.get_running_loop().create_future()
         self._launch()
-        return await self._started
+        ready = await self._started
+        self._watch = asyncio.get_running_loop().create_task(self._look_after())
+        return ready
 
     async def stop(self) -> None:
         """End the process."""
         self._stopping = True
-        if self._restart is not None:
-            self._restart.cancel()
+        for task in (self._restart, self._watch):
+            if task is not None:
+                task.cancel()
         if self._link is not None:
             await self._link.stop()
 
@@ -121,12 +128,24 @@ class EngineClient:
     async def _ask(self, id: int, command: Command) -> list[float] | None:
         if self.ready is None:
             raise self._down(f"{self.why_down}; try again soon")
+        if not self._replies and len(self._sinks) <= 1:  # of one that rested no word was due
+            self._heard = time.monotonic()
         reply = self._replies[id] = asyncio.get_running_loop().create_future()
         self._send(command)
         try:
             return await reply
         finally:
             self._replies.pop(id, None)
+
+    async def _look_after(self) -> None:
+        """End a process that lives and works no more, as nobody else would."""
+        limit = self.options.silence_seconds
+        while True:
+            await asyncio.sleep(limit / LOOKS)
+            silent = time.monotonic() - self._heard
+            if self.ready is not None and self.in_flight and silent > limit:
+                assert self._link is not None
+                self._link.end(f"said nothing for {silent:.0f} s while requests waited")
 
     def _send(self, command: Command) -> None:
         assert self._link is not None
@@ -137,6 +156,7 @@ class EngineClient:
         self._link = EngineLink(self.options, self._take, self._ended)
 
     def _take(self, reply: Reply) -> None:
+        self._heard = time.monotonic()
         match reply:
             case Updates(updates=updates, state=state):
                 self.state = state

@@ -34,6 +34,7 @@ class EngineLink:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_reply, self._on_end = on_reply, on_end
+        self._why: str | None = None
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = subprocess.Popen(
@@ -56,9 +57,16 @@ class EngineLink:
         self.send(Stop())
         await asyncio.to_thread(self._wait)
 
+    def end(self, why: str) -> None:
+        """End the process at once, one that is stopped too. `why` is what it did, for messages."""
+        self._why = why
+        self.process.kill()
+
     def how_it_ended(self) -> str:
         """For messages: what ended the process."""
         status = self.process.wait()
+        if self._why is not None:
+            return self._why
         if status < 0:
             return f"was killed by signal {-status} ({signal.Signals(-status).name})"
         return f"ended with status {status}"

@@ -33,6 +33,8 @@ class EngineOptions:
     layout: str = ""
     replica: int = 0
     """Its place among equal engines, which share the machine's GPUs out."""
+    silence_seconds: float = 300.0
+    """After so long without a word, while requests wait for one, it is taken to hang."""
 
 
 @dataclass(frozen=True, slots=True)

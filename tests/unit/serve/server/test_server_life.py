@@ -88,6 +88,23 @@ def test_a_killed_engine_is_said_and_replaced(mortal: RealServer) -> None:
     assert mortal.metric("request_success_total", finished_reason="error") == 2
 
 
+def test_an_engine_that_hangs_is_replaced(tiny: Path) -> None:
+    running = RealServer(tiny, "--engine-seconds", "2")
+    try:
+        (child,) = running.engine_processes()
+        with stream(running, **LONG) as answer:
+            lines = first_events(answer, 3)
+            child.suspend()
+            rest = list(lines)
+        error = json.loads(rest[-1].removeprefix("data: "))["error"]
+        assert "said nothing for" in error["message"]
+        assert "while requests waited; it is being restarted" in error["message"]
+        assert running.wait(lambda state: state["ready"])
+        assert running.engine_processes() != [child]
+    finally:
+        running.stop(signal.SIGKILL)
+
+
 def test_sigterm_lets_requests_end_and_takes_no_more(mortal: RealServer) -> None:
     with stream(mortal, **LONG) as answer:
         lines = first_events(answer, 1)
