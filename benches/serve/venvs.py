@@ -43,6 +43,8 @@ def set_up(peer: type[Peer]) -> None:
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--upgrade", "pip"], check=True)
     environment = os.environ | peer.build
     subprocess.run([python, "-m", "pip", "install", *peer.packages], check=True, env=environment)
+    if peer.unwanted:
+        subprocess.run([python, "-m", "pip", "uninstall", "--yes", *peer.unwanted], check=True)
 
 
 def main() -> None:

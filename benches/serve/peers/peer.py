@@ -26,6 +26,8 @@ class Peer(ABC):
     """What importing tells whether it is installed."""
     packages: ClassVar[tuple[str, ...]] = ()
     """pip's arguments for its own venv; none: it runs in the venv of fivefold."""
+    unwanted: ClassVar[tuple[str, ...]] = ()
+    """What comes along and is taken out again."""
     build: ClassVar[dict[str, str]] = {}
     """Environment of that pip."""
     dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp32")

