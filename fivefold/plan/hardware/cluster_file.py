@@ -168,7 +168,7 @@ def _device(path: Path, part: DevicePart) -> tuple[Device, Server | None]:
 
 def _base(path: Path, part: DevicePart) -> tuple[Device | None, Server | None]:
     from fivefold.plan.hardware.catalogue import device
-    from fivefold.plan.hardware.measured import device_of
+    from fivefold.plan.hardware.measured import device_of, this_machine
     from fivefold.plan.hardware.profile import read_profile
 
     if part.profile is not None:
@@ -177,6 +177,8 @@ def _base(path: Path, part: DevicePart) -> tuple[Device | None, Server | None]:
         return device_of(profile), SERVERS.get(profile.catalogue or "")
     if part.like is None:
         return None, None
+    if part.like.partition(":")[0] == "this":
+        return this_machine(part.like, None, None).device, None
     found = device(part.like)
     return found, SERVERS[found.name.partition(":")[0]]
 

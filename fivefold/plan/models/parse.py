@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from fivefold.core.errors import PlanError, nearest, one_line
+from fivefold.core.resolve import recipes, resolve
 from fivefold.plan.models.gpt import gpt_names, published_gpt
 from fivefold.plan.models.published import ALIASES, PUBLISHED
 from fivefold.plan.models.sizes import KNOWN, from_numbers, from_size, is_size
@@ -33,7 +34,7 @@ def shape(text: str | Path) -> ModelShape:
     """The model that `text` means.
 
     A config.json or a folder with one; a training configuration (YAML) of fivefold; a GGUF file or
-    a checkpoint; a published model (`llama-3.1-70b`, `meta-llama/Llama-3.1-70B-Instruct`, `gpt-3`);
+    a checkpoint; a recipe; a published model (`llama-3.1-70b`, `meta-llama/Llama-3.1-70B-Instruct`, `gpt-3`);
     a size (`13B`); or numbers (`layers=32,hidden=4096,heads=32,kv=8`). Raises PlanError saying what
     is wrong with it: the field that is missing, the model type that is not known, names that are
     close.
@@ -54,6 +55,8 @@ def shape(text: str | Path) -> ModelShape:
     if "=" in text:
         return from_numbers(text)
     found = find(text)
+    if found is None and text in recipes():
+        return _of_recipe(text)
     if found is None:
         raise PlanError(f"there is no model {text!r}", _close(text))
     return published(found)
@@ -102,14 +105,23 @@ def _from_recipe(path: Path) -> ModelShape:
         raise PlanError(f"cannot read {path}: {one_line(error)}", "give a config.json") from error
     if not isinstance(found, dict):
         raise PlanError(f"{path} holds no model", "give `model:` or a config.json")
-    model: Any = found.get("model", found)
+    return _of_model(found.get("model", found), path.stem, str(path))
+
+
+def _of_recipe(name: str) -> ModelShape:
+    """The model of a recipe that comes with the package."""
+    model = resolve(name).config.model
+    return _of_model(model.source or {"config": model.config}, name, f"recipe {name}")
+
+
+def _of_model(model: Any, name: str, source: str) -> ModelShape:
     if isinstance(model, str):
         return shape(model)
     if isinstance(model, dict):
         if isinstance(model.get("source"), str):
             return shape(model["source"])
-        return from_config(model.get("config") or model, path.stem, str(path))
-    raise PlanError(f"`model` of {path} is {model!r}", "give a name, or `config:` with its keys")
+        return from_config(model.get("config") or model, name, source)
+    raise PlanError(f"`model` of {source} is {model!r}", "give a name, or `config:` with its keys")
 
 
 def _from_source(path: Path) -> ModelShape:

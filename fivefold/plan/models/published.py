@@ -223,6 +223,22 @@ PUBLISHED: dict[str, tuple[Config, str]] = {
         _gemma3(5376, 21_504, 62, 32, 16, 128, 1024, scalar=168),
         f"text part of {_HF}google/gemma-3-27b-pt",
     ),
+    "llama-4-scout": (
+        _dense(
+            "llama4_text", 5120, 8192, 48, 40, 8, 202_048, 10_485_760, 500_000.0, head_dim=128,
+            intermediate_size_mlp=16_384, num_local_experts=16, num_experts_per_tok=1,
+            interleave_moe_layer_step=1, attention_chunk_size=8192,
+        ),
+        f"text part of {_HF}meta-llama/Llama-4-Scout-17B-16E",
+    ),
+    "llama-4-maverick": (
+        _dense(
+            "llama4_text", 5120, 8192, 48, 40, 8, 202_048, 1_048_576, 500_000.0, head_dim=128,
+            intermediate_size_mlp=16_384, num_local_experts=128, num_experts_per_tok=1,
+            interleave_moe_layer_step=2, attention_chunk_size=8192,
+        ),
+        f"text part of {_HF}meta-llama/Llama-4-Maverick-17B-128E",
+    ),
     "gpt-oss-20b": (
         _dense(
             "gpt_oss", 2880, 2880, 24, 64, 8, 201_088, 131_072, 150_000.0, head_dim=64,
@@ -269,6 +285,9 @@ ALIASES: dict[str, str] = {
     "minimax-m2.1": "minimax-m2",
     "minimax-m2.5": "minimax-m2",
     "deepseek-v3.1": "deepseek-v3",
+    "deepseek-v3-0324": "deepseek-v3",
+    "llama-4-scout-17b-16e": "llama-4-scout",
+    "llama-4-maverick-17b-128e": "llama-4-maverick",
     "deepseek": "deepseek-v3",
     "mixtral": "mixtral-8x7b",
     "llama-30b": "llama-33b",
