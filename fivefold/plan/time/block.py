@@ -72,14 +72,15 @@ def block(place: Place, rates: Rates, near: Neighbours, window: int | None, spar
     along, against = context(place, near.context, attended, returned)
     routed, routed_back = _experts(place, near.experts, sparse, forward)
     tensor = exchange(place, near.tensor, _modules(place, sparse))
-    late = min(place.software.overlap_tensor * tensor, weight)
+    returning = tensor + _again_gathered(place, near.tensor, _modules(place, sparse))
+    late = min(place.software.overlap_tensor * returning, weight)
     more = EXPERTS if sparse else 0
     down = Cost(
         products=forward, attention=attended, elementwise=ahead, tensor=tensor,
         operators=FORWARD + kernels + more,
     )  # fmt: skip
     up = Cost(
-        products=input_, attention=returned, elementwise=back, tensor=tensor - late,
+        products=input_, attention=returned, elementwise=back, tensor=returning - late,
         hidden_tensor=late, operators=BACKWARD + 2 * kernels + more,
     )  # fmt: skip
     whole = down + along + routed
@@ -100,6 +101,13 @@ def exchange(place: Place, tensor: Group, modules: float) -> float:
     return modules * tensor.reduce(place.gathered)
 
 
+def _again_gathered(place: Place, tensor: Group, modules: int) -> float:
+    """Inputs of divided modules that backward gathers once more where they were not kept."""
+    if place.tensor == 1 or place.software.keeps_gathered:
+        return 0.0
+    return modules * tensor.gather(place.gathered)
+
+
 def _modules(place: Place, sparse: bool) -> int:
     """Divided modules of a layer: attention, and the feed-forward that all tokens pass."""
     moe = place.shape.config.moe
@@ -116,8 +124,8 @@ def _products(place: Place, rates: Rates, sparse: bool) -> tuple[float, float, f
         n = rows(place, each)
         operands = element * n * (each.inputs + each.outputs)
         flops = each.flops(n)
-        forward += rates.product(flops, operands + element * each.elements)
-        weight += rates.product(flops, operands + 2 * kept * each.elements)
+        forward += rates.product(flops, operands + element * each.elements, each.aligned)
+        weight += rates.product(flops, operands + 2 * kept * each.elements, each.aligned)
     return forward, forward, weight
 
 

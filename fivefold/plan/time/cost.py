@@ -51,9 +51,11 @@ class Cost:
         return self.kernels + self.exposed + self.host
 
     def started(self, dispatch: float) -> Cost:
-        """With `host`: what the device waits while the host starts its operators one by one."""
-        late = max(0.0, self.operators * dispatch - self.kernels - self.exposed)
-        return self + Cost(host=late)
+        """With `host`: what the device waits while the host starts its operators one by one.
+
+        Ranks meet in collectives, so that the host gets no further ahead during them.
+        """
+        return self + Cost(host=max(0.0, self.operators * dispatch - self.kernels))
 
 
 NAMES = tuple(field.name for field in fields(Cost))

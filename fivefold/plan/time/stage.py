@@ -28,7 +28,7 @@ def parts(
 ) -> tuple[Passes, ...]:
     """Of one micro-batch, for each part in the model's order. Raises what splitting layers raises."""
     place = Place.of(shape, training, strategy, software)
-    speed = rates(cluster.device, training.compute)
+    speed = rates(cluster.device, training.compute, software.libraries)
     near = Neighbours.of(cluster, strategy.layout)
     ranges = layers_of(shape, training.sequence, strategy.layout, software)
     found = []
@@ -91,23 +91,27 @@ def _head(place: Place, speed: Rates, near: Neighbours) -> Passes:
     n, words, hidden = float(place.inside), place.words, config.hidden_size
     flops = 2.0 * n * words * hidden
     operands = element * (n * hidden + n * words + words * hidden)
+    aligned = words % 8 == 0 and hidden % 8 == 0
     ahead, back = LOSS[place.software.fused_loss]
     norm = place.tokens * hidden * element
     tensor = exchange(place, near.tensor, 1) / (2 if place.tensor > 1 else 1)
     kept = place.software.gradient_bytes
     return Passes(
         Cost(
-            products=speed.product(flops, operands),
+            products=speed.product(flops, operands, aligned),
             elementwise=speed.pass_over(n * words * ahead + 2 * norm, 8),
             tensor=tensor if place.tensor > 1 else 0.0,
             operators=16,
         ),
         Cost(
-            products=speed.product(flops, operands),
+            products=speed.product(flops, operands, aligned),
             elementwise=speed.pass_over(n * words * back + 4 * norm, 6),
             tensor=tensor,
             operators=16,
         ),
-        Cost(products=speed.product(flops, operands + 2 * kept * words * hidden), operators=2),
+        Cost(
+            products=speed.product(flops, operands + 2 * kept * words * hidden, aligned),
+            operators=2,
+        ),
         Cost(),
     )

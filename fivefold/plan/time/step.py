@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fivefold.core.errors import PlanError
 from fivefold.core.layout import Layout
-from fivefold.plan.communication import Group
+from fivefold.plan.communication import Group, stage_link
 from fivefold.plan.hardware.cluster import Cluster
 from fivefold.plan.memory.place import Place, element_bytes
 from fivefold.plan.shape import ModelShape
@@ -161,7 +161,10 @@ def _end(
 ) -> _End:
     """Of the rank that takes longest for it."""
     layout, element = strategy.layout, element_bytes(training, software)
-    ways, speed = Ways.of(cluster, layout), rates(cluster.device, training.compute)
+    ways, speed = (
+        Ways.of(cluster, layout),
+        rates(cluster.device, training.compute, software.libraries),
+    )
     ends = []
     for mine in of:
         holding = sum((found.holding[i] for i in mine), Held())
@@ -187,7 +190,8 @@ def _copies(
     if {0, count - 1} <= set(mine):
         return 0.0
     table = shape.config.vocab_size * shape.config.hidden_size / layout.tp
-    return Group(1, 2, cluster.inside, cluster.between).reduce(table * software.gradient_bytes)
+    link = stage_link(cluster, layout)
+    return Group(2, 1, link, link).reduce(table * software.gradient_bytes)
 
 
 def _sum(passes: Sequence[Passes], times: float) -> tuple[Cost, Cost]:

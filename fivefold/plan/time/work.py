@@ -30,6 +30,11 @@ class Product:
         return 2.0 * rows * self.inputs * self.outputs
 
     @property
+    def aligned(self) -> bool:
+        """Whether rows of all matrices are whole 16 bytes, of 2 an element."""
+        return self.inputs % 8 == 0 and self.outputs % 8 == 0
+
+    @property
     def elements(self) -> int:
         """Of all matrices here."""
         return self.inputs * self.outputs * max(1, self.experts)
