@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.plan.hardware.catalogue_entry import entry
 from fivefold.plan.hardware.device import Device
-from fivefold.plan.hardware.generations import CDNA3
+from fivefold.plan.hardware.efficiency import CDNA3
 
 _MI300 = {
     "fp64": 163.4, "fp32": 163.4, "tf32": 653.7, "bf16": 1307.4, "fp16": 1307.4, "fp8": 2614.9,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fivefold.plan.hardware.catalogue_entry import GIB, entry
 from fivefold.plan.hardware.device import Device
-from fivefold.plan.hardware.generations import BLACKWELL
+from fivefold.plan.hardware.efficiency import BLACKWELL
 
 MIB = 2**20
 _SEEN = "the capacity in torch's out-of-memory messages, as posted by many"

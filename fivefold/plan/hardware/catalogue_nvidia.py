@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fivefold.plan.hardware.catalogue_entry import entry
 from fivefold.plan.hardware.device import Device
-from fivefold.plan.hardware.generations import ADA, AMPERE, HOPPER, VOLTA
+from fivefold.plan.hardware.efficiency import ADA, AMPERE, HOPPER, VOLTA
 
 _SEEN = "the capacity in torch's out-of-memory messages, as posted by many"
 _A100 = {"fp64": 19.5, "fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312, "int8": 624}
