@@ -1,11 +1,12 @@
-"""Training step of SmolLM2-135M sizes: ours against transformers, in one process, same weights.
+"""Training step of SmolLM2-135M sizes: ours against transformers and torchtitan, in one process.
 
     python benches/train_step.py                 # bf16, 4 x 512 tokens
     python benches/train_step.py --dtype fp32 --batch 1 --rounds 3 --json
     python benches/train_step.py --side fivefold --rounds 2 --operators
+    pip install --no-deps torchtitan==0.3.0 spmd_types==0.3.1 tyro docstring_parser typeguard shtab
 
 Each round times one step of each side (forward, backward, clip, AdamW); the order alternates.
-transformers runs its bf16 as users do: fp32 parameters under autocast (or fp32 plainly).
+transformers and torchtitan (where it is installed) run bf16 with fp32 parameters under autocast.
 Peak memory is measured in a process of its own per side, as the kernel counts it.
 """
 
@@ -17,9 +18,11 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torchtitan_step import is_installed, torchtitan
 
 SHAPE = {
     "model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
@@ -82,6 +85,8 @@ def theirs(dtype: str, tokens: torch.Tensor) -> Callable[[], float]:
 
 
 SIDES = {"fivefold": ours, "transformers": theirs}
+if is_installed():
+    SIDES["torchtitan"] = partial(torchtitan, SHAPE)
 
 
 def _peak_memory(side: str, arguments: argparse.Namespace, answer: Any) -> None:
@@ -112,7 +117,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     flops = training_flops_per_token(decoder_shape(parse_config(SHAPE)), arguments.sequence)
     count = arguments.batch * arguments.sequence
     memory = {}
-    chosen = [arguments.side] if arguments.side else list(SIDES)
+    chosen = arguments.side or list(SIDES)
     for side in chosen:
         context = multiprocessing.get_context("spawn")
         answer = context.Queue()
@@ -139,8 +144,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         }
         for side, times in seconds.items()
     }
-    both = len(chosen) == len(SIDES)
-    ratio = rows["transformers"]["seconds"] / rows["fivefold"]["seconds"] if both else None
+    ours = rows.get("fivefold")
+    ratios = {} if ours is None else {
+        side: row["seconds"] / ours["seconds"] for side, row in rows.items() if row is not ours
+    }  # fmt: skip
     if arguments.operators:
         print(operator_shares(steps[chosen[0]]))
     return {
@@ -149,7 +156,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "gemm_peak_gflops": peak.flops_per_second / 1e9,
         "bandwidth_gb_per_s": measured_bandwidth().bytes_per_second / 1e9,
         "sides": rows,
-        "ratio": ratio,
+        "ratios": ratios,
     }
 
 
@@ -171,7 +178,7 @@ def main() -> None:
     parser.add_argument("--sequence", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--side", choices=list(SIDES), help="one alone; no ratio then")
+    parser.add_argument("--side", choices=list(SIDES), action="append", help="may be repeated")
     parser.add_argument("--operators", action="store_true", help="also where a step's time goes")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -186,8 +193,8 @@ def main() -> None:
         print(f"  {side:<13} {row['tokens_per_second']:8.1f} tok/s   {row['seconds']:.2f} s "
               f"({low:.2f}-{high:.2f})   {row['share_of_peak']:.0%} of peak   "
               f"{row['peak_gib']:.2f} GiB")  # fmt: skip
-    if found["ratio"] is not None:
-        print(f"  ratio of medians: {found['ratio']:.2f}x transformers")
+    for side, ratio in found["ratios"].items():
+        print(f"  ratio of medians: {ratio:.2f}x {side}")
 
 
 if __name__ == "__main__":
