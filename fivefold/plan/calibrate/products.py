@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # M rows of activations, K inputs, N outputs
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Literal
 
 import torch
@@ -18,6 +19,7 @@ from fivefold.plan.hardware.profile import Gemm
 CPU_ROWS, CPU_MATRICES = (1, 8, 32, 128, 512, 2048), ((576, 1536), (1536, 576), (2048, 2048))
 GPU_ROWS = (1, 16, 64, 256, 1024, 4096, 8192)
 GPU_MATRICES = ((4096, 4096), (4096, 14_336), (14_336, 4096), (8192, 8192))
+COLD_BYTES = 256 * 2**20  # beyond last-level caches
 Kind = Literal["training", "inference"]
 
 
@@ -47,7 +49,7 @@ def _one_matrix(
     """One matrix [N,K] under more and more rows."""
     generator = torch.Generator(device).manual_seed(0)
     weight = torch.randn(n, k, device=device, generator=generator).to(FORMATS[form])
-    run = _runner(kind, weight)
+    run = _over_packed(weight) if kind == "inference" else lambda x: linear(x, weight)
     found: list[Gemm] = []
     for m in rows:
         if found and found[-1].seconds / found[-1].m * m > 10 * budget:
@@ -60,8 +62,10 @@ def _one_matrix(
     return found
 
 
-def _runner(kind: Kind, weight: torch.Tensor) -> Callable[[torch.Tensor], object]:
-    if kind == "training":
-        return lambda x: linear(x, weight)
-    packed = pack_weight(weight)
-    return lambda x: packed_linear(x, packed)
+def _over_packed(weight: torch.Tensor) -> Callable[[torch.Tensor], object]:
+    """Products with one packed copy after the other: together they do not fit into a cache, as a
+    model's do not, so that each is read from memory.
+    """
+    copies = max(2, -(-COLD_BYTES // weight.nbytes))
+    packed = cycle([pack_weight(weight) for _ in range(copies)])
+    return lambda x: packed_linear(x, next(packed))

@@ -23,7 +23,8 @@ class Record(BaseModel):
 class Gemm(Record):
     """[m,k] x [k,n] in `dtype`: seconds of one product.
 
-    kind: `training` runs as forward does with gradients, `inference` over packed weights.
+    kind: `training` runs as forward does with gradients; `inference` over packed weights that lie in
+    memory, not in a cache.
     """
 
     dtype: str

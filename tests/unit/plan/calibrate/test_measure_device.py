@@ -21,6 +21,7 @@ from fivefold.plan.hardware.profile import Profile
 def little(monkeypatch) -> None:
     monkeypatch.setattr(products, "CPU_ROWS", (1, 16))
     monkeypatch.setattr(products, "CPU_MATRICES", ((64, 96),))
+    monkeypatch.setattr(products, "COLD_BYTES", 2**18)
     monkeypatch.setattr(attention, "CPU_CASES", ((1, 2, 1, 32, 16),))
     monkeypatch.setattr(attention, "CPU_CACHES", ((2, 2, 1, 32, 16),))
     monkeypatch.setattr(memory, "CPU_BYTES", 2**20)
@@ -77,6 +78,19 @@ def test_shapes_that_would_take_long_are_left_out(monkeypatch) -> None:
     monkeypatch.setattr(products, "best_timing", lambda run, device, budget: Timing(budget, 1.0))
     found = products.measure_products("cpu", ["fp32"], 0.01, lambda _: None)
     assert [g.m for g in found if g.kind == "training"] == [1, 2]
+
+
+def test_weights_of_inference_are_not_in_a_cache(monkeypatch) -> None:
+    """Every product has another copy, until all of them are more than a cache holds."""
+    import torch
+
+    used: list[int] = []
+    monkeypatch.setattr(products, "packed_linear", lambda x, packed: used.append(id(packed)))
+    monkeypatch.setattr(products, "COLD_BYTES", 10 * 64 * 64 * 4)
+    run = products._over_packed(torch.zeros(64, 64))
+    for _ in range(20):
+        run(torch.zeros(1, 64))
+    assert len(set(used)) == 10 and used[:10] == used[10:]
 
 
 def test_disturbance_counts_long_timings_without_cores() -> None:
