@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fivefold.core.layout import Layout
 from fivefold.plan.communication import Group, expert_groups, group
@@ -11,6 +12,7 @@ from fivefold.plan.hardware.cluster import Cluster
 from fivefold.plan.memory.parameters import Weight, layer_weights, outer_weights
 from fivefold.plan.memory.states import is_sharded
 from fivefold.plan.shape import ModelShape
+from fivefold.plan.time.work import Kinds
 from fivefold.plan.workload import Software
 
 
@@ -60,17 +62,19 @@ class Ways:
         return (held.dense, self.shards), (held.experts, self.expert_shards)
 
 
-def held(shape: ModelShape, layers: Sequence[int], layout: Layout) -> Held:
+@lru_cache(maxsize=8192)
+def held(shape: ModelShape, kinds: Kinds, tp: int, ep: int) -> Held:
     """Of a part of the model, after width is cut."""
     found = Held()
-    for layer in layers:
-        found += _held(layer_weights(shape, shape.config.is_sparse(layer), layout.tp, layout.ep))
-    outer = outer_weights(shape, layout.tp)
-    if layers and layers[0] == 0:
+    for _, sparse, count in kinds.layers:
+        one = _held(layer_weights(shape, sparse, tp, ep))
+        found += Held(one.dense * count, one.experts * count)
+    outer = outer_weights(shape, tp)
+    if kinds.first:
         found += _held(outer["embedding"])
-    if layers and layers[-1] == shape.config.num_layers - 1:
+    if kinds.last:
         found += _held(outer["norm"]) + _held(outer["head"])
-        if not outer["head"] and layers[0] != 0:  # tied: the last stage has a table of its own
+        if not outer["head"] and not kinds.first:  # tied: the last stage has a table of its own
             found += _held(outer["embedding"][:1])
     return found
 

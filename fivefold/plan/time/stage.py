@@ -6,16 +6,15 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fivefold.core.layout import Layout
-from fivefold.plan.hardware.cluster import Cluster
 from fivefold.plan.memory.depth import stage_layers
 from fivefold.plan.memory.flight import stages_of
 from fivefold.plan.memory.place import Place
 from fivefold.plan.shape import ModelShape
 from fivefold.plan.time.block import NOTHING, Neighbours, Passes, block, exchange
 from fivefold.plan.time.cost import Cost
-from fivefold.plan.time.rates import Rates, rates
-from fivefold.plan.time.work import distinct
-from fivefold.plan.workload import Software, Strategy, Training
+from fivefold.plan.time.rates import Rates
+from fivefold.plan.time.work import Kinds
+from fivefold.plan.workload import Software
 
 # Bytes that the loss reads and writes for one logit: Megatron-LM's cross entropy in fp32 (a copy,
 # the maximum, a difference, exp and its sum, a division; backward a product and a copy), and one over
@@ -23,25 +22,17 @@ from fivefold.plan.workload import Software, Strategy, Training
 LOSS = {False: (34.0, 18.0), True: (12.0, 8.0)}
 
 
-def parts(
-    shape: ModelShape, training: Training, strategy: Strategy, cluster: Cluster, software: Software
-) -> tuple[Passes, ...]:
-    """Of one micro-batch, for each part in the model's order. Raises what splitting layers raises."""
-    place = Place.of(shape, training, strategy, software)
-    speed = rates(cluster.device, training.compute, software.libraries)
-    near = Neighbours.of(cluster, strategy.layout)
-    ranges = layers_of(shape, training.sequence, strategy.layout, software)
-    found = []
-    for layers in ranges:
-        total = NOTHING
-        for (window, sparse), count in distinct(shape, layers).items():
-            total += _block(place, speed, near, window, sparse) * count
-        if layers.start == 0:
-            total += _embedding(place, speed, near)
-        if layers.stop == shape.config.num_layers:
-            total += _head(place, speed, near)
-        found.append(_started(total, software.dispatch))
-    return tuple(found)
+@lru_cache(maxsize=8192)
+def part_passes(place: Place, speed: Rates, near: Neighbours, kinds: Kinds) -> Passes:
+    """Of one micro-batch through a part of the model."""
+    total = NOTHING
+    for window, sparse, count in kinds.layers:
+        total += _block(place, speed, near, window, sparse) * count
+    if kinds.first:
+        total += _embedding(place, speed, near)
+    if kinds.last:
+        total += _head(place, speed, near)
+    return _started(total, place.software.dispatch)
 
 
 def layers_of(

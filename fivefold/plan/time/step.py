@@ -9,9 +9,10 @@ from fivefold.core.errors import PlanError
 from fivefold.core.layout import Layout
 from fivefold.plan.communication import Group, stage_link
 from fivefold.plan.hardware.cluster import Cluster
+from fivefold.plan.memory.flight import stages_of
 from fivefold.plan.memory.place import Place, element_bytes
 from fivefold.plan.shape import ModelShape
-from fivefold.plan.time.block import Passes
+from fivefold.plan.time.block import Neighbours, Passes
 from fivefold.plan.time.bubble import Part, busy, makespan, share
 from fivefold.plan.time.bubble import held as held_parts
 from fivefold.plan.time.cost import Cost
@@ -20,8 +21,9 @@ from fivefold.plan.time.flops import hardware_flops, training_flops
 from fivefold.plan.time.messages import message, waited
 from fivefold.plan.time.rates import rates
 from fivefold.plan.time.result import StepTime
-from fivefold.plan.time.stage import layers_of, parts
+from fivefold.plan.time.stage import layers_of, part_passes
 from fivefold.plan.time.update import update
+from fivefold.plan.time.work import Kinds, kinds
 from fivefold.plan.workload import Software, Strategy, Training
 
 
@@ -57,27 +59,38 @@ def pieces(
     """Costs of every part for one micro-batch. Raises PlanError for a batch that does not divide."""
     layout = strategy.layout
     place = Place.of(shape, training, strategy, software)
-    ranges = layers_of(shape, training.sequence, layout, software)
-    passes = parts(shape, training, strategy, cluster, software)
-    holding = tuple(held(shape, layers, layout) for layers in ranges)
-    ways = Ways.of(cluster, layout)
-    shards = tuple(
-        sharded(
-            ways, layout, software, holds, each.forward.seconds,
-            each.input.seconds + each.weight.seconds + each.again.seconds, place.element,
-        )
-        for each, holds in zip(passes, holding, strict=True)
-    )  # fmt: skip
-    timed = tuple(
-        Part(
-            each.forward.seconds,
-            each.input.seconds + each.again.seconds + traffic.exposed,
-            each.weight.seconds,
-        )
-        for each, traffic in zip(passes, shards, strict=True)
-    )
+    speed = rates(cluster.device, training.compute, software.libraries)
+    near, ways = Neighbours.of(cluster, layout), Ways.of(cluster, layout)
+    known: dict[Kinds, tuple[Passes, Held, Traffic, Part]] = {}
+    found = []
+    for layers in layers_of(shape, training.sequence, layout, software):
+        kind = kinds(shape, layers)
+        if kind not in known:
+            passes = part_passes(place, speed, near, kind)
+            holds = held(shape, kind, layout.tp, layout.ep)
+            known[kind] = passes, holds, *_timed(ways, layout, place, passes, holds)
+        found.append(known[kind])
     count = microbatches(training, strategy)
-    return Pieces(passes, holding, shards, timed, count, message(place, cluster, layout))
+    return Pieces(
+        passes=tuple(each[0] for each in found),
+        holding=tuple(each[1] for each in found),
+        shards=tuple(each[2] for each in found),
+        timed=tuple(each[3] for each in found),
+        microbatches=count,
+        send=message(place, cluster, layout),
+    )
+
+
+def _timed(
+    ways: Ways, layout: Layout, place: Place, passes: Passes, holds: Held
+) -> tuple[Traffic, Part]:
+    """What ZeRO-3 moves for a part and micro-batch, and the part's times with what of it is waited for."""
+    forward, weight = passes.forward.seconds, passes.weight.seconds
+    backward = passes.input.seconds + passes.again.seconds
+    traffic = sharded(
+        ways, layout, place.software, holds, forward, backward + weight, place.element
+    )
+    return traffic, Part(forward, backward + traffic.exposed, weight)
 
 
 def microbatches(training: Training, strategy: Strategy) -> int:
@@ -165,15 +178,17 @@ def _end(
         Ways.of(cluster, layout),
         rates(cluster.device, training.compute, software.libraries),
     )
-    ends = []
+    ends: dict[tuple[Held, float, float], _End] = {}
     for mine in of:
         holding = sum((found.holding[i] for i in mine), Held())
         beside = sum(found.timed[i].input + found.timed[i].weight for i in mine)
-        traffic = gradients(ways, layout, software, holding, beside, element)
-        seconds = update(cluster, layout, software, speed, ways, holding, element)
-        copies = _copies(shape, cluster, layout, software, mine, len(found.timed))
-        ends.append(_End(traffic.exposed + copies, traffic.hidden, seconds))
-    return max(ends, key=lambda end: end.exposed + end.optimizer)
+        copies = _copies(shape, cluster, layout, software, mine, holding)
+        if (holding, beside, copies) not in ends:
+            traffic = gradients(ways, layout, software, holding, beside, element)
+            seconds = update(cluster, layout, software, speed, ways, holding, element)
+            exposed = traffic.exposed + copies
+            ends[holding, beside, copies] = _End(exposed, traffic.hidden, seconds)
+    return max(ends.values(), key=lambda end: end.exposed + end.optimizer)
 
 
 def _copies(
@@ -182,16 +197,20 @@ def _copies(
     layout: Layout,
     software: Software,
     mine: Sequence[int],
-    count: int,
+    holding: Held,
 ) -> float:
-    """Gradients that two stages have of the same: a tied embedding, dualpipe's two copies."""
-    if layout.pp == 1 or not shape.config.tie_embeddings or not {0, count - 1} & set(mine):
+    """Seconds of summing gradients of what two stages have: a tied embedding, dualpipe's copies."""
+    if layout.pp == 1:
         return 0.0
-    if {0, count - 1} <= set(mine):
+    link = stage_link(cluster, layout)
+    pair = Group(2, 1, link, link)
+    if layout.schedule == "dualpipe":
+        return pair.reduce(float(holding.total) * software.gradient_bytes)
+    ends = {0, stages_of(layout.schedule, layout.pp, layout.virtual) - 1}
+    if not shape.config.tie_embeddings or len(ends & set(mine)) != 1:
         return 0.0
     table = shape.config.vocab_size * shape.config.hidden_size / layout.tp
-    link = stage_link(cluster, layout)
-    return Group(2, 1, link, link).reduce(table * software.gradient_bytes)
+    return pair.reduce(table * software.gradient_bytes)
 
 
 def _sum(passes: Sequence[Passes], times: float) -> tuple[Cost, Cost]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 # n tokens, D hidden, H query heads, K key/value heads, E head_dim, G dims of a value, F feed-forward
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -121,11 +120,24 @@ def _activated(place: Place, width: float, backward: bool) -> float:
     return width * place.element * ((3 if backward else 2) + biases)
 
 
-def distinct(shape: ModelShape, layers: Iterable[int]) -> dict[tuple[int | None, bool], int]:
-    """Kinds of layers, by window and whether they have experts, and how many there are of each."""
+@dataclass(frozen=True)
+class Kinds:
+    """What a part of the model has: kinds of layers, by window and whether they have experts, with
+    how many of each; and whether it embeds, and makes logits.
+    """
+
+    layers: tuple[tuple[int | None, bool, int], ...]
+    first: bool
+    last: bool
+
+
+@lru_cache(maxsize=65536)
+def kinds(shape: ModelShape, layers: range) -> Kinds:
+    """Of neighbouring layers."""
     found: dict[tuple[int | None, bool], int] = {}
     config = shape.config
     for layer in layers:
         kind = config.windows[layer], config.is_sparse(layer)
         found[kind] = found.get(kind, 0) + 1
-    return found
+    listed = tuple((window, sparse, count) for (window, sparse), count in found.items())
+    return Kinds(listed, layers.start == 0, layers.stop == config.num_layers)
