@@ -76,19 +76,12 @@ def stage_cost(costs: LayerCosts, layers: range) -> float:
 def _balanced(costs: LayerCosts, stages: int) -> list[int]:
     """Layers a stage: first the least possible dearest stage, then the least sum of squares."""
     total = len(costs.layers)
-    cost = {
-        (a, b): stage_cost(costs, range(a, b))
-        for a in range(total)
-        for b in range(a + 1, total + 1)
-    }
+    cost = _costs(costs)
     dearest = [
         cost[0, b] if b else 0.0 for b in range(total + 1)
     ]  # of the layers before b, in 1 stage
     for stage in range(2, stages + 1):
-        dearest = [
-            min((max(dearest[a], cost[a, b]) for a in range(stage - 1, b)), default=float("inf"))
-            for b in range(total + 1)
-        ]
+        dearest = [_least(dearest, cost, stage - 1, b) for b in range(total + 1)]
     limit = dearest[total] * (1 + 1e-12)
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}
     for _ in range(stages):
@@ -101,6 +94,39 @@ def _balanced(costs: LayerCosts, stages: int) -> list[int]:
                         reached[b] = new, [*counts, b - a]
         best = reached
     return best[total][1]
+
+
+def _costs(costs: LayerCosts) -> dict[tuple[int, int], float]:
+    """`stage_cost` of every run of layers a to b, each from the one that is shorter by a layer."""
+    total = len(costs.layers)
+    found = {}
+    for a in range(total):
+        layers = 0.0
+        for b in range(a + 1, total + 1):
+            layers += costs.layers[b - 1]
+            cost = layers + costs.embedding if a == 0 else layers
+            found[a, b] = cost + costs.head if b == total else cost
+    return found
+
+
+def _least(
+    dearest: Sequence[float], cost: dict[tuple[int, int], float], first: int, b: int
+) -> float:
+    """The dearest stage at least, if the last one is of layers a to b, over a from `first` on.
+
+    What is before `a` gets dearer with it and the last stage cheaper: the best is where they cross.
+    """
+    if b <= first:
+        return float("inf")
+    low, high = first, b - 1
+    while low < high:
+        middle = (low + high) // 2
+        if dearest[middle] >= cost[middle, b]:
+            high = middle
+        else:
+            low = middle + 1
+    best = max(dearest[low], cost[low, b])
+    return min(best, max(dearest[low - 1], cost[low - 1, b])) if low > first else best
 
 
 def _checked(counts: Sequence[int], layers: int, stages: int) -> list[int]:

@@ -2,22 +2,18 @@
 
 Time: a pass of the whole model on the ranks that share a sequence is judged once, without pipeline
 and data ranks. Cut into p stages, the slowest takes no less than a p-th of it, m micro-batches take m
-of those, and a schedule that starts a stage after another adds at least its bubble of equal stages.
-What data ranks wait for, the optimizer and uneven stages come on top: they are left out.
+of those, and a schedule adds its bubble of equal stages. What data ranks wait for, messages between
+stages, the optimizer and uneven stages come on top: they are left out.
 
-Memory: state at what its ZeRO stage divides, layers evenly over stages, and of activations those that
-no mode of recomputation does without.
+Memory: state at what its ZeRO stage divides, evenly over stages, and what the layers of the first
+rank keep of the micro-batches that are under way there.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from fivefold.plan.search.job import Estimators, Job
+from fivefold.plan.search.job import Estimators, Job, Pass
 from fivefold.plan.search.space import Pipe, Split, Width
 from fivefold.plan.workload import Recompute, Strategy
-
-WAITED_IN_LAYERS = ("tp", "cp", "ep")
 
 
 class Bounds:
@@ -26,29 +22,33 @@ class Bounds:
     def __init__(self, job: Job, estimators: Estimators) -> None:
         self.job = job
         self.estimators = estimators
-        self.judged = 0
-        self._passes: dict[tuple[Width, int, Recompute], float] = {}
+        self._passes: dict[tuple[Width, int, Recompute], Pass] = {}
+        self._kept: dict[tuple[Width, int, Recompute], float] = {}
         self._weights = _Weights.of(job)
 
-    def a_pass(self, width: Width, micro_batch: int, recompute: Recompute) -> float:
-        """Seconds of one micro-batch forward and backward through the whole model."""
+    def a_pass(self, width: Width, micro_batch: int, recompute: Recompute) -> Pass:
+        """One micro-batch forward and backward through the whole model."""
         key = width, micro_batch, recompute
         if key not in self._passes:
-            self._passes[key] = self._judge(*key)
+            job = self.job
+            self._passes[key] = self.estimators.one_pass(
+                job.shape, job.training, self._alone(*key), job.cluster, job.software
+            )
         return self._passes[key]
 
-    def _judge(self, width: Width, micro_batch: int, recompute: Recompute) -> float:
-        self.judged += 1
+    def kept(self, width: Width, micro_batch: int, recompute: Recompute) -> float:
+        """Bytes of one micro-batch in one layer."""
+        key = width, micro_batch, recompute
+        if key not in self._kept:
+            job = self.job
+            self._kept[key] = self.estimators.kept(
+                job.shape, job.training, self._alone(*key), job.software
+            )
+        return self._kept[key]
+
+    def _alone(self, width: Width, micro_batch: int, recompute: Recompute) -> Strategy:
         layout = width.layout(max(1, width.ep // width.ranks))
-        batch = micro_batch * layout.dp
-        training = replace(self.job.training, global_batch=batch)
-        strategy = Strategy(layout, micro_batch, recompute)
-        job = self.job
-        time = self.estimators.step_time(
-            job.shape, training, strategy, job.cluster, job.software
-        )  # fmt: skip
-        waited = sum(time.exposed.get(axis, 0.0) for axis in WAITED_IN_LAYERS)
-        return time.compute + time.recompute + waited
+        return Strategy(layout, micro_batch, recompute)
 
     def seconds(
         self, width: Width, pp: int, micro_batch: int, recompute: Recompute, pipe: Pipe | None
@@ -56,11 +56,8 @@ class Bounds:
         """Of a step at least; without `pipe`, of any schedule."""
         job = self.job
         microbatches = job.training.global_batch * width.ranks * pp // (job.devices * micro_batch)
-        stage = self.a_pass(width, micro_batch, recompute) / pp
-        waiting = 0.0
-        if pipe is not None and pipe.schedule in ("1f1b", "interleaved"):
-            waiting = (pp - 1) / pipe.stages()
-        return stage * (microbatches + waiting)
+        one = self.a_pass(width, micro_batch, recompute)
+        return one.total / pp * microbatches + _idle(one, pp, pipe)
 
     def bytes(
         self,
@@ -74,7 +71,7 @@ class Bounds:
         """Of the fullest rank at least."""
         copies = 2 if pipe is not None and pipe.schedule == "dualpipe" else 1
         state = copies * self._state(width, pp, split)
-        return state + self._activations(width, pp, micro_batch, recompute)
+        return state + self._activations(width, pp, micro_batch, recompute, pipe)
 
     def _state(self, width: Width, pp: int, split: Split | None) -> float:
         job, held = self.job, self._weights
@@ -86,24 +83,33 @@ class Bounds:
         whole, divided = held.bytes(zero)
         return whole * (dense + experts) + divided * (dense / shards + experts / expert_shards)
 
-    def _activations(self, width: Width, pp: int, micro_batch: int, recompute: Recompute) -> float:
+    def _activations(
+        self, width: Width, pp: int, micro_batch: int, recompute: Recompute, pipe: Pipe | None
+    ) -> float:
         """Of rank 0, which has as many micro-batches under way as there are stages, or all."""
         job = self.job
-        config, moe = job.shape.config, job.shape.config.moe
         dp = job.devices // (width.ranks * pp)
-        under_way = min(pp, job.training.global_batch // (dp * micro_batch))
-        between = micro_batch * job.training.sequence / width.ranks
-        element = 4 if job.training.compute == "fp32" else 2
-        kept = float(config.hidden_size)  # what a block is given
-        if recompute != "full":
-            inner = config.intermediate_size
-            if moe is not None:
-                inner = min(inner, moe.top_k * moe.expert_size + moe.shared_size)
-            heads = 0 if config.mla else 2 * config.num_heads + 2 * config.num_kv_heads
-            kept += (2 if job.shape.gated else 1) * inner + 0.5 * heads * config.head_dim
-        # The last layers may be fewer than others where the head counts as some.
-        layers = max(1.0, config.num_layers / pp - 1) if pp > 1 else config.num_layers
-        return element * between * kept * layers * under_way
+        microbatches = job.training.global_batch // (dp * micro_batch)
+        layers = float(job.shape.config.num_layers // pp)
+        under_way = float(min(pp, microbatches))
+        if pipe is not None and pipe.schedule == "interleaved" and microbatches > 2 * pp:
+            # Of its `virtual` stages the smallest there can be.
+            layers = float(job.shape.config.num_layers // (pp * pipe.virtual) * pipe.virtual)
+            under_way += (pp - 1) / pipe.virtual
+        kept = self.kept(width, micro_batch, recompute) * layers * under_way
+        return self.estimators.base + self.estimators.fragments * kept
+
+
+def _idle(one: Pass, pp: int, pipe: Pipe | None) -> float:
+    """The bubble of equal stages (docs/axes/pipeline.md)."""
+    if pipe is None or pp == 1:
+        return 0.0
+    parts = pp * pipe.stages()
+    if pipe.schedule in ("1f1b", "interleaved"):
+        return (pp - 1) * one.total / parts
+    if pipe.schedule == "zbv":
+        return (pp - 1) * one.forward / parts
+    return (pp / 2 - 1 if pipe.schedule == "dualpipe" else pp - 1) * one.early / parts
 
 
 class _Weights:

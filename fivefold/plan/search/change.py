@@ -55,13 +55,17 @@ def _changes(strategy: Strategy) -> Iterator[list[tuple[str, Strategy]]]:
     ]
     zeros = [z for z in (2, 3) if z > layout.zero and layout.shards > 1]
     yield [_with(strategy, f"zero={zero}", zero=zero) for zero in zeros] + [
-        _with(strategy, f"dp_shard={size}", dp_shard=size, dp_replicate=layout.dp // size, zero=zero)
+        _with(
+            strategy, f"dp_shard={size}", dp_shard=size, dp_replicate=layout.dp // size, zero=zero
+        )
         for size in divisors(layout.dp)
         if size > layout.dp_shard
         for zero in ((1, 3) if layout.dp_shard == 1 else (layout.zero,))
     ]
     yield [
-        _with(strategy, f"{axis}={2 * getattr(layout, axis)} from data ranks", **_moved(layout, axis))
+        _with(
+            strategy, f"{axis}={2 * getattr(layout, axis)} from data ranks", **_moved(layout, axis)
+        )
         for axis in ("tp", "pp", "cp")
         if layout.dp % 2 == 0
     ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from fivefold.plan.search.job import Estimators, Job, Memory, Time
+from fivefold.plan.search.job import Estimators, Job, Memory
+from fivefold.plan.time.result import StepTime
 from fivefold.plan.workload import Strategy
 
 
@@ -15,14 +17,14 @@ class Found:
     job: Job
     strategy: Strategy
     memory: tuple[Memory, ...]
-    time: Time
+    time: StepTime
 
-    @property
+    @cached_property
     def fullest(self) -> Memory:
         """The rank that has the most."""
         return max(self.memory, key=lambda each: each.total)
 
-    @property
+    @cached_property
     def bytes(self) -> float:
         """Of the fullest rank."""
         return float(self.fullest.total)
@@ -57,8 +59,14 @@ def say(strategy: Strategy) -> str:
     return f"{strategy.layout},micro_batch={strategy.micro_batch},recompute={strategy.recompute}"
 
 
-def judge(job: Job, strategy: Strategy, estimators: Estimators) -> Found:
-    """Memory and time of a strategy that can be run. Raises what the estimators raise."""
-    memory = estimators.ledger(job.shape, job.training, strategy, job.software)
+def judge(
+    job: Job,
+    strategy: Strategy,
+    estimators: Estimators,
+    memory: tuple[Memory, ...] | None = None,
+) -> Found:
+    """Memory (unless it is known) and time of a strategy. Raises what the estimators raise."""
+    if memory is None:
+        memory = estimators.ledger(job.shape, job.training, strategy, job.software)
     time = estimators.step_time(job.shape, job.training, strategy, job.cluster, job.software)
     return Found(job, strategy, memory, time)

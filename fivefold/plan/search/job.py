@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fivefold.plan.hardware.cluster import Cluster
 from fivefold.plan.shape import ModelShape
+from fivefold.plan.time.result import StepTime
 from fivefold.plan.workload import Software, Strategy, Training
 
 
@@ -23,36 +24,48 @@ class Memory(Protocol):
         """All of it."""
 
 
-class Time(Protocol):
-    """What a search reads of a step's time: seconds."""
+@dataclass(frozen=True)
+class Pass:
+    """Seconds of one micro-batch through the whole model, on the ranks that share its sequences.
+
+    input: backward for the input, with what is computed again; weight: backward for the weights.
+    """
+
+    forward: float
+    input: float
+    weight: float
 
     @property
     def total(self) -> float:
-        """The step."""
+        """All three."""
+        return self.forward + self.input + self.weight
 
     @property
-    def compute(self) -> float:
-        """Forward and backward of a rank, without recomputation and waiting."""
-
-    @property
-    def recompute(self) -> float:
-        """What is computed a second time."""
-
-    @property
-    def exposed(self) -> Mapping[str, float]:
-        """By axis: communication that is waited for."""
+    def early(self) -> float:
+        """What delays the other stages where weights can wait."""
+        return max(0.0, self.forward + self.input - self.weight)
 
 
 LedgerOf = Callable[[ModelShape, Training, Strategy, Software], tuple[Memory, ...]]
-TimeOf = Callable[[ModelShape, Training, Strategy, Cluster, Software], Time]
+TimeOf = Callable[[ModelShape, Training, Strategy, Cluster, Software], StepTime]
+PassOf = Callable[[ModelShape, Training, Strategy, Cluster, Software], Pass]
+KeptOf = Callable[[ModelShape, Training, Strategy, Software], float]
 
 
 @dataclass(frozen=True)
 class Estimators:
-    """Memory of each pipeline rank, and the time of a step."""
+    """What strategies are judged by, and what bounds are made of.
+
+    ledger: memory of each pipeline rank. step_time: of a step. one_pass: of a strategy without
+    pipeline. kept: bytes that the layer that keeps least keeps of one micro-batch, at least.
+    """
 
     ledger: LedgerOf
     step_time: TimeOf
+    one_pass: PassOf
+    kept: KeptOf
+    base: float = 0.0  # bytes that every ledger has beside state and activations
+    fragments: float = 1.0  # what a byte of activations takes
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A node is a set of choices (see `space`), the cheapest bound comes first. Its parts are looked at unless
 a bound says that none of them can be among the best `wanted` shapes, nor on the front of time and
-memory. What is judged best is so over all strategies of the space, not over a sample.
+memory, by more than `CLOSE`. That holds over all strategies of the space, not over a sample.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from fivefold.plan.search.bound import Bounds
-from fivefold.plan.search.found import Found, judge
+from fivefold.plan.search.found import Found
 from fivefold.plan.search.front import front
 from fivefold.plan.search.job import Estimators, Job
 from fivefold.plan.search.space import (
     RECOMPUTE,
     Pipe,
+    Split,
     Width,
     depths,
     micro_batches,
@@ -29,11 +30,11 @@ from fivefold.plan.search.space import (
 )
 from fivefold.plan.workload import Recompute
 
-SLOWEST = 1.5  # of the best time: the front goes no further
-FINER = 0.02  # of a device's memory, and
-FASTER = 0.01  # of the time: differences that a front need not show
+SLOWEST = 1.3  # of the best time: the front goes no further
+CLOSE = 0.01  # of a time: what is no further from a bound need not be beaten
+FINER = 0.03  # of a device's memory: a difference that the front need not show
 
-Shape = tuple[Width, int]  # ranks of a sequence, of the pipeline; the rest are data ranks
+Shape = tuple[int, int, int, int]  # tp, cp, ep, pp; the rest are data ranks
 
 
 @dataclass
@@ -65,7 +66,7 @@ class _Node:
 
     @property
     def shape(self) -> Shape:
-        return self.width, self.pp
+        return self.width.tp, self.width.cp, self.width.ep, self.pp
 
 
 class Search:
@@ -82,6 +83,7 @@ class Search:
         self.counts = Counts()
         self.by_shape: dict[Shape, Found] = {}
         self.found: list[Found] = []
+        self._front: list[tuple[float, float]] = []  # seconds and bytes that none has both below
         self._memory = job.cluster.device.memory
         self._order = count()
         self._heap: list[tuple[float, int, _Node]] = []
@@ -130,29 +132,25 @@ class Search:
         ranked = self._ranked()
         if not self.with_front or not self.found:
             return ranked
-        return max(ranked, SLOWEST * min(each.seconds for each in self.found))
+        return max(ranked, SLOWEST * self._front[0][0])
 
-    def _may_matter(self, floor: float, node: _Node) -> bool:
+    def _may_matter(self, floor: float, node: _Node, split: Split | None = None) -> bool:
         here = self.by_shape.get(node.shape)
-        if floor < min(self._ranked(), float("inf") if here is None else here.seconds):
+        best = float("inf") if here is None else here.seconds
+        if floor * (1 + CLOSE) < min(self._ranked(), best):
             return True
         if not self.with_front:
             return False
         micro_batch, recompute = node.micro_batch or 1, node.recompute or "full"
-        least = self.bounds.bytes(node.width, node.pp, micro_batch, recompute, node.pipe)
-        time, size = floor * (1 + FASTER), least + FINER * self._memory
-        return not any(each.seconds <= time and each.bytes <= size for each in self.found)
+        least = self.bounds.bytes(node.width, node.pp, micro_batch, recompute, node.pipe, split)
+        time, size = floor * (1 + CLOSE), least + FINER * self._memory
+        return not any(seconds <= time and held <= size for seconds, held in self._front)
 
     def _open(self, node: _Node) -> None:
-        for floor, child in self._parts(node):
-            if child.pipe is None:
-                self._push(floor, child)
-            elif node.pipe is None:
-                self._push(floor, child)
-            else:
-                raise AssertionError("a node with a pipe has no parts")
         if node.pipe is not None:
             self._judge(node)
+        for floor, child in self._parts(node):
+            self._push(floor, child)
 
     def _parts(self, node: _Node) -> Iterator[tuple[float, _Node]]:
         width, pp = node.width, node.pp
@@ -180,15 +178,24 @@ class Search:
             if self.bounds.bytes(width, pp, batch, mode, pipe, split) > self._memory:
                 continue
             chosen = strategy(width, pp, pipe, split, batch, mode)
-            memory = self.estimators.ledger(job.shape, job.training, chosen, job.software)
-            if max(each.total for each in memory) > self._memory:
-                self.counts.too_large += 1
-                continue
             self.counts.judged += 1
-            self._keep(node.shape, judge(job, chosen, self.estimators))
+            time = self.estimators.step_time(
+                job.shape, job.training, chosen, job.cluster, job.software
+            )  # fmt: skip
+            if not self._may_matter(time.total, node, split):
+                continue
+            memory = self.estimators.ledger(job.shape, job.training, chosen, job.software)
+            if max(each.total for each in memory) <= self._memory:
+                self._keep(node.shape, Found(job, chosen, memory, time))
+            else:
+                self.counts.too_large += 1
 
     def _keep(self, shape: Shape, one: Found) -> None:
         self.found.append(one)
+        point = one.seconds, one.bytes
+        if not any(a <= point[0] and b <= point[1] for a, b in self._front):
+            rest = [(a, b) for a, b in self._front if a < point[0] or b < point[1]]
+            self._front = sorted([*rest, point])
         if shape not in self.by_shape or one.seconds < self.by_shape[shape].seconds:
             self.by_shape[shape] = one
 
@@ -198,8 +205,6 @@ def most_ranks(job: Job) -> int:
     return job.devices
 
 
-def search(
-    job: Job, estimators: Estimators, *, wanted: int = 8, with_front: bool = True
-) -> Result:
+def search(job: Job, estimators: Estimators, *, wanted: int = 8, with_front: bool = True) -> Result:
     """The best strategies of `job`, and its front of time and memory."""
     return Search(job, estimators, wanted=wanted, with_front=with_front).run()

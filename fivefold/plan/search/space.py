@@ -2,12 +2,15 @@
 
 What is left out is never better than something that is in: `gpipe` (1F1B has its bubble and less
 memory), tensor ranks without sequence parallelism (the same traffic, more memory) where the sequence
-divides, offloading (slower; tried where nothing fits), other orders of the axes and other sizes of
+divides, context ranks that could be data ranks (the same tokens a rank, without the ring: where
+`cp` and the micro-batch have a common factor), copies of what could be divided (ZeRO-1 sends as
+much as an all-reduce, for less memory), offloading (slower; tried where nothing fits), other orders of the axes and other sizes of
 `dp_shard` than those here (tried around the best, see `refine`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -102,7 +105,9 @@ def micro_batches(job: Job, width: Width, pp: int) -> Iterator[int]:
     """Sequences of a pass, smallest first."""
     dp = job.devices // (width.ranks * pp)
     if job.training.global_batch % dp == 0:
-        yield from divisors(job.training.global_batch // dp)
+        for size in divisors(job.training.global_batch // dp):
+            if math.gcd(size, width.cp) == 1:
+                yield size
 
 
 def pipes(job: Job, pp: int, microbatches: int) -> Iterator[Pipe]:
@@ -122,12 +127,15 @@ def pipes(job: Job, pp: int, microbatches: int) -> Iterator[Pipe]:
 
 
 def splits(job: Job, width: Width, pp: int, pipe: Pipe) -> Iterator[Split]:
-    """What data ranks divide: nothing, all among all, or (HSDP) inside a domain of fast links."""
+    """What data ranks divide: all among all, or parameters inside a domain of fast links (HSDP)."""
     dp = job.devices // (width.ranks * pp)
+    yield from of_shards(job, width, pp, pipe, dp)
     inside = max(1, job.cluster.domain // width.ranks)
     fitting = max(n for n in divisors(dp) if n <= inside)
-    for shard in sorted({1, fitting, dp}):
-        yield from of_shards(job, width, pp, pipe, shard)
+    if fitting < dp:
+        for split in of_shards(job, width, pp, pipe, fitting):
+            if split.zero == 3:
+                yield split
 
 
 def of_shards(job: Job, width: Width, pp: int, pipe: Pipe, shard: int) -> Iterator[Split]:

@@ -51,7 +51,9 @@ def rows_suffice(job: Job, layout: Layout) -> bool:
     columns = -(-config.intermediate_size // layout.tp)
     words = -(-config.vocab_size // layout.tp)
     heads = config.num_heads * config.head_dim // layout.tp
-    return any(_filled(rows, ranks) >= ranks for rows in (words, columns, heads, config.hidden_size))
+    return any(
+        _filled(rows, ranks) >= ranks for rows in (words, columns, heads, config.hidden_size)
+    )
 
 
 def _filled(rows: int, ranks: int) -> int:
