@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import ge
 from typing import Literal
 
-from fivefold.axes.pp.build import DEFAULT_VIRTUAL, PLAIN, build_schedule
+from fivefold.axes.pp.build import DEFAULT_VIRTUAL, PLAIN
 from fivefold.axes.pp.schedule import Schedule
 from fivefold.axes.pp.schedules import interleaved
 
@@ -72,7 +73,7 @@ def _build(name: str, ranks: int, microbatches: int, virtual: int) -> Schedule:
         few = STEADY * ranks
         if microbatches % ranks == 0 and microbatches > few:
             return interleaved.build(ranks, few, stages)
-        return build_schedule(name, ranks, microbatches, stages)
+        return interleaved.build(ranks, microbatches, stages)
     few = 2 * STEADY * ranks
     return PLAIN[name](ranks, min(microbatches, few))
 
@@ -97,14 +98,13 @@ def _flight(schedule: Schedule, rank: int) -> Flight:
 
 def _highest(moments: set[Moment]) -> tuple[Moment, ...]:
     """Those that no other of the same action is above in every count."""
-    found: list[Moment] = []
+    found: dict[tuple[str, int], list[Moment]] = {}
     for one in sorted(moments, key=lambda m: -sum(m.kept) - sum(m.aside)):
-        if not any(_above(other, one) for other in found):
-            found.append(one)
-    return tuple(found)
+        same = found.setdefault((one.kind, one.stage), [])
+        if not any(_above(other, one) for other in same):
+            same.append(one)
+    return tuple(one for same in found.values() for one in same)
 
 
 def _above(a: Moment, b: Moment) -> bool:
-    return (a.kind, a.stage) == (b.kind, b.stage) and all(
-        x >= y for x, y in zip(a.kept + a.aside, b.kept + b.aside, strict=True)
-    )
+    return all(map(ge, a.kept, b.kept)) and all(map(ge, a.aside, b.aside))
