@@ -22,13 +22,14 @@ class Units:
     """Bytes that ZeRO-3 gathers for a block and for its experts.
 
     before: of the unit that backward comes to next, which is gathered early. after: of the one
-    that it came from, whose gradients are on their way.
+    that it came from, whose gradients are on their way. alone: the experts are on one rank each.
     """
 
     block: int = 0
     experts: int = 0
     before: int = 0
     after: int = 0
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def block(place: Place, sparse: bool, weights: Weights, units: Units = Units()) 
     x = Value(tape.new("checkpoints" if again else "hidden states", place.hidden))
     if units.block:
         tape.arrive(units.block)
+        tape.alone, tape.before = units.alone, units.before
     if again:
         tape.grad = False
         tape.products = deque() if place.recompute == "selective" else None
@@ -90,7 +92,9 @@ def _backward(
 ) -> None:
     gradient = tape.new(GRADIENT, place.hidden)
     if units.block:
-        tape.hold_now("gathers", units.block + units.before)
+        tape.hold_now("gathers", units.block + (0 if units.experts else units.before))
+        if units.experts and not units.alone:
+            tape.gathering = tape.new("gathers", units.experts)
         tape.scattering = tape.new("reduce", int(units.after * tape.wire))
     tape.mark()
     if again:

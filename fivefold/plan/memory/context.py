@@ -63,7 +63,6 @@ def _over_tokens(
     """`times` as many tokens as a rank has, of a row that `ways` such groups divide."""
     config, element = place.shape.config, place.element
     rows = place.inside * times
-    wide_query = rows * heads * config.head_dim * WIDE
     wide_out = rows * heads * config.value_dim * WIDE
     out = rows * heads * config.value_dim * element
     message = rows * kv_heads * (config.head_dim + config.value_dim)
@@ -77,23 +76,42 @@ def _over_tokens(
             saves=[query.storage, key.storage, value.storage], saves_output=True,
             extra=rows * heads * WIDE, product=True,
         )  # fmt: skip
-    held = 2 * message * element if place.ring == "ring" else ways * 2 * message * element
+    forward_keys = (2 if place.ring == "ring" else ways) * message * element
     # The result so far, a block's, and both joined, in fp32; the joined log-sum-exp.
     working = 3 * wide_out + rows * heads * (2 * LOG_SUM + WIDE)
-    tape.hold_now(MESSAGES, held)
+    tape.hold_now(MESSAGES, forward_keys)
     tape.hold_now(NAME, working)
     tape.let_go(NAME, working)
-    tape.let_go(MESSAGES, held)
+    tape.let_go(MESSAGES, forward_keys)
     tape.hold_now(NAME, wide_out)
-    # Backward: gradients of a block in both formats, of all in fp32, and four messages of them.
-    block = (of_query + message * element) + (wide_query + message * WIDE)
-    if element == WIDE:
-        block = of_query + message * element
-    moving = (4 if place.ring == "ring" else ways + 1) * message * WIDE
     found = tape.op(
         NAME, out, [(query, of_query), (key, of_key), (value, of_value)],
         saves=[query.storage, key.storage, value.storage], saves_output=True,
-        extra=rows * heads * WIDE, temporary=(wide_query, block, moving, held),
+        extra=rows * heads * WIDE,
+        temporary=(_backward(place, of_query, message, ways),),
     )  # fmt: skip
     tape.let_go(NAME, wide_out)
-    return found
+    # Its heads are outermost: a copy brings those of a token together.
+    result = tape.op(NAME, out, [(found, None)])
+    tape.free(found)
+    return result
+
+
+def _backward(place: Place, of_query: int, message: int, ways: int) -> int:
+    """The most bytes in backward: the query's gradient in fp32, a block's gradients in both formats,
+    keys and values, and gradients of them in fp32, of `message` elements each."""
+    element = place.element
+    both = element + WIDE if element < WIDE else WIDE
+    query = of_query // element
+    if place.ring == "gather":
+        block = query * (WIDE + both) + message * (both + ways * (element + WIDE))
+        # Gradients of all keys, once more in the order of ranks, and this rank's sum of them.
+        scatter = query * WIDE + message * (ways * (element + 2 * WIDE) + WIDE)
+        return int(max(block, scatter))
+    # First this rank's own keys, while others come; then, of half of the queries, others' keys, with
+    # what goes home at the end and what is passed on.
+    own = query * (WIDE + both) + message * (both + WIDE + 2 * element)
+    moving = 2 if ways == 2 else 4
+    keys = 2 if ways > 3 else 1
+    later = query * (WIDE + both / 2) + message * (both + moving * WIDE + keys * element)
+    return int(max(own, later))

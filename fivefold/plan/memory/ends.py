@@ -36,11 +36,13 @@ def embedding(place: Place) -> Passage:
 def head(place: Place, weights: Weights, early: int = 0) -> Passage:
     """The last norm and the loss of what the last block gave.
 
-    early: bytes of the last block, which ZeRO-3 gathers before backward comes to it.
+    early: bytes of the last block: what ZeRO-3 gathered is there until forward is over, and what it
+    gathers anew comes before backward does.
     """
     config = place.shape.config
     tape = Tape(weights)
     x = Value(tape.new("hidden states", place.hidden))
+    tape.hold_now("gathers", early)
     tape.mark()
     normed = norm(tape, place, x, place.tokens, config.hidden_size)
     tape.drop(x.storage)
@@ -48,6 +50,7 @@ def head(place: Place, weights: Weights, early: int = 0) -> Passage:
     loss = _loss(tape, place, whole, normed)
     tape.free(whole, normed)
     forward = tape.at_most
+    tape.let_go("gathers", early)
     kept = +tape.live
     tape.free(loss)
     tape.hold_now("gathers", early)

@@ -21,19 +21,23 @@ def messages(place: Place, layout: Layout, rank: int, microbatches: int) -> Byte
     if layout.pp == 1:
         return Counter()
     ends = (rank > 0) + (rank < layout.pp - 1)
-    if layout.schedule == "interleaved":
-        ends = min(2, layout.pp - 1)
-    return Counter({"messages": ends * min(WINDOW, microbatches) * place.hidden})
+    comes = 0
+    if layout.schedule == "interleaved":  # all around; the next forward's comes early
+        ends, comes = min(2, layout.pp - 1), int(rank > 0)
+    return Counter({"messages": (ends * min(WINDOW, microbatches) + comes) * place.hidden})
 
 
-def buckets(weights: Sequence[Weight], limit: int) -> list[list[Weight]]:
+Placed = tuple[int, Weight]  # with the number of its block
+
+
+def buckets(weights: Sequence[Placed], limit: int) -> list[list[Placed]]:
     """As `axes.dp.bucket.make_buckets` groups them: last first, closed once `limit` is reached."""
-    found: list[list[Weight]] = []
-    held: list[Weight] = []
+    found: list[list[Placed]] = []
+    held: list[Placed] = []
     size = 0
-    for weight in reversed(weights):
-        held.append(weight)
-        size += weight.elements * WIDE
+    for placed in reversed(weights):
+        held.append(placed)
+        size += placed[1].elements * WIDE
         if size >= limit:
             found.append(held)
             held, size = [], 0
@@ -51,9 +55,9 @@ def at_the_end(
     for expert, ranks in ((False, layout.shards), (True, expert_shards(layout))):
         if ranks == 1:
             continue
-        part = [w for w in weights if w.expert is expert]
+        part = [(0, w) for w in weights if w.expert is expert]
         for bucket in buckets(part, limit):
-            size = sum(w.shard(ranks) for w in bucket) * (ranks + 1) * place.element
+            size = sum(w.shard(ranks) for _, w in bucket) * (ranks + 1) * place.element
             found["publishing"] = max(found["publishing"], size)
     if layout.pp > 1 and first != last and place.shape.config.tie_embeddings:
         table = next(w for w in weights if w.name == "embedding.weight")

@@ -10,6 +10,7 @@ from functools import lru_cache
 from fivefold.core.layout import Layout
 from fivefold.plan.memory.block import Bytes, Passage, Units, block
 from fivefold.plan.memory.ends import embedding, head
+from fivefold.plan.memory.moving import buckets
 from fivefold.plan.memory.parameters import Weight, layer_weights, outer_weights
 from fivefold.plan.memory.place import WIDE, Place
 from fivefold.plan.memory.states import expert_shards, is_sharded
@@ -40,14 +41,6 @@ class Gathering:
         everything = is_sharded(layout)
         gradients = not everything and layout.zero == 2 and layout.shards > 1
         return cls(everything, layout.shards, expert_shards(layout), gradients)
-
-    def on_the_way(self, weights: tuple[Weight, ...]) -> int:
-        """Bytes of whole gradients in fp32 that leave in backward, and of what comes of them."""
-        if not self.gradients:
-            return 0
-        ranks = {False: self.ranks, True: self.expert_ranks}
-        parts = ((w, ranks[w.expert]) for w in weights)
-        return WIDE * sum(w.shard(r) * (r + 1) for w, r in parts if r > 1)
 
     def bytes(self, weights: tuple[Weight, ...], expert: bool, element: int) -> int:
         """Of a unit once it is gathered, padded rows among them."""
@@ -109,6 +102,7 @@ def _passages(
             expert[index],
             dense[index - 1] if index else 0,
             dense[index + 1] if index + 1 < len(dense) else 0,
+            gathering.expert_ranks == 1,
         )
         found.append(block(place, sparse, weights, units))
     if span.last:
@@ -143,16 +137,24 @@ def _root(place: Place, span: Span, gathering: Gathering) -> int:
 
 def _leaving(place: Place, span: Span, gathering: Gathering) -> list[int]:
     """ZeRO-2: bytes of a micro-batch's gradients, when all are made, when those of the first block
-    are not, … and when only the ends' are."""
+    are not, … and when only the ends' are. A bucket exists from its first gradient on."""
+    count = len(span.sparse)
+    if not gathering.gradients:
+        return [0] * (count + 1)
     first, last = _ends(place, span)
-    sizes = [
-        gathering.on_the_way(layer_weights(place.shape, sparse, place.tp, place.ep))
-        for sparse in span.sparse
-    ]
-    found = [gathering.on_the_way(last)]
-    for size in reversed(sizes):
-        found.insert(0, found[0] + size)
-    return [found[0] + gathering.on_the_way(first), *found[1:]]
+    order = [(-1, weight) for weight in first]
+    for index, sparse in enumerate(span.sparse):
+        order += [(index, w) for w in layer_weights(place.shape, sparse, place.tp, place.ep)]
+    order += [(count, weight) for weight in last]
+    found = [0] * (count + 1)
+    for expert, ranks in ((False, gathering.ranks), (True, gathering.expert_ranks)):
+        family = [(index, weight) for index, weight in order if weight.expert is expert]
+        for bucket in buckets(family, place.software.bucket) if ranks > 1 else ():
+            size = WIDE * sum(weight.shard(ranks) for _, weight in bucket)
+            begun, ended = bucket[0][0], bucket[-1][0]
+            for at in range(count + 1):  # blocks from `at` on are through
+                found[at] += size * (ranks * (begun >= at) + (ended >= at))
+    return found
 
 
 def _most(

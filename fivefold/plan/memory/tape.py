@@ -71,6 +71,7 @@ class Tape:
         self.gathering: Storage | None = None  # what the last gathering arrived in
         self.scattering: Storage | None = None  # what the last reduce-scatter was sent from
         self.wire = 1.0  # bytes of a gradient that travels over those of a parameter
+        self.alone = False  # experts that no other rank holds: nothing travels
         self.before = 0  # bytes of the unit whose gathering starts when backward comes here
 
     # Storages
@@ -192,31 +193,42 @@ class Tape:
         return self.view(x, lambda: self.scatter(unit))
 
     def release(self, x: Value, unit: int) -> Value:
-        """After it has run; takes over `x`. In backward it is gathered again."""
+        """After it has run; takes over `x`. In backward it is gathered again, if it was not
+        computed again, and then the next unit is gathered early."""
         if not unit:
             return x
-        stays = self.replaying  # a recomputation leaves it for the backward that follows
-        if not stays:
+        if self.replaying:
+            self._arrived()
+            found = self.view(x, lambda: self._change("gathers", self.before))
+        else:
             self._change("gathers", -unit)
-        found = self.view(x, None if stays else lambda: self._change("gathers", unit))
+            found = self.view(x, lambda: self._again(unit))
         self.free(x)
         return found
+
+    def _again(self, unit: int) -> None:
+        self._change("gathers", unit)
+        self._arrived()
+        self._change("gathers", self.before)
+
+    def _arrived(self) -> None:
+        if self.gathering is not None:
+            self.drop(self.gathering)
+            self.gathering = None
 
     def arrive(self, unit: int) -> None:
         """A unit's parameters come: once as they travel, which stays until the next come, and once
         as they are used."""
-        arrived = self.new("gathers", unit)
-        if self.gathering is not None:
-            self.drop(self.gathering)
-        self.gathering = arrived
+        if not self.replaying:  # else they came early
+            arrived = self.new("gathers", 0 if self.alone else unit)
+            self._arrived()
+            self.gathering = arrived
         self._change("gathers", unit)
 
     def depart(self, unit: int) -> None:
         """The forward of a unit is over; what it arrived in is not counted with what is kept."""
         self._change("gathers", -unit)
-        if self.gathering is not None:
-            self.drop(self.gathering)
-            self.gathering = None
+        self._arrived()
 
     def scatter(self, unit: int) -> None:
         """A unit's backward is over: its gradients leave in the wire's format."""
