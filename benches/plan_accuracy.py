@@ -19,6 +19,7 @@ from fivefold.plan.time.published import (
     korthikanti,
     llama3,
     mean_error,
+    nemo,
     sc21,
     vtrain,
     worst_error,
@@ -35,6 +36,7 @@ def steps(data: Path | None) -> dict[str, list[Case]]:
         "vTrain single-node": vtrain(True, single if single and single.exists() else None),
         "vTrain multi-node": vtrain(False, multi if multi and multi.exists() else None),
         "Llama 3 405B": llama3(),
+        "NeMo, FP8": nemo(),
     }
 
 
@@ -44,7 +46,7 @@ def print_steps(tables: dict[str, list[Case]], every: bool) -> None:
             f"\n{name}: {len(cases)} rows, mean absolute error {mean_error(cases):.1%}, "
             f"worst {worst_error(cases):.1%}"
         )
-        if len(cases) <= 10 or every:
+        if len(cases) <= 13 or every:
             for case in cases:
                 print(
                     f"  {case.name:58}{case.measured:10.3f} s  predicted {case.predicted:10.3f}"

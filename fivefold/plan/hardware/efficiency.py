@@ -48,8 +48,8 @@ ADA = Efficiency(
     source="assumed like Ampere's",
 )  # fmt: skip
 BLACKWELL = Efficiency(
-    products=0.72, small=30e9, bandwidth=0.85, attention=0.50, launch=5e-6,
-    source="assumed like Hopper's",
+    products=0.66, small=30e9, bandwidth=0.85, attention=0.50, launch=5e-6,
+    source="products like Hopper's; attention assumed",
 )  # fmt: skip
 CDNA3 = Efficiency(
     products=0.55, small=20e9, bandwidth=0.80, attention=0.40, launch=8e-6, source="assumed"

@@ -65,10 +65,9 @@ def block(place: Place, rates: Rates, near: Neighbours, window: int | None, spar
     """Of a layer with `window` whose feed-forward is experts if `sparse`."""
     forward, input_, weight = _products(place, rates, sparse)
     attended, returned, kernels = core(place, rates, window)
-    ahead, back = (
-        _elementwise(place, rates, sparse, False),
-        _elementwise(place, rates, sparse, True),
-    )
+    cast, cast_back = _casts(place, rates, sparse)
+    ahead = _elementwise(place, rates, sparse, False) + cast
+    back = _elementwise(place, rates, sparse, True) + cast_back
     along, against = context(place, near.context, attended, returned)
     routed, routed_back = _experts(place, near.experts, sparse, forward)
     tensor = exchange(place, near.tensor, _modules(place, sparse))
@@ -127,6 +126,21 @@ def _products(place: Place, rates: Rates, sparse: bool) -> tuple[float, float, f
         forward += rates.product(flops, operands + element * each.elements, each.aligned)
         weight += rates.product(flops, operands + 2 * kept * each.elements, each.aligned)
     return forward, forward, weight
+
+
+def _casts(place: Place, rates: Rates, sparse: bool) -> tuple[float, float]:
+    """Operands of products in 8 bits: read in 16, written as they are and transposed, in 8 each.
+
+    Inputs forward, gradients of outputs backward; weights are cast once a step, which is nothing.
+    """
+    if not rates.narrow:
+        return 0.0, 0.0
+    taken = given = 0.0
+    found = products(place.shape, sparse, place.tp, place.ep)
+    for each in found:
+        taken += 2 * place.element * rows(place, each) * each.inputs
+        given += 2 * place.element * rows(place, each) * each.outputs
+    return rates.pass_over(taken, len(found)), rates.pass_over(given, len(found))
 
 
 def _elementwise(place: Place, rates: Rates, sparse: bool, backward: bool) -> float:

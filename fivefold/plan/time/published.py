@@ -8,6 +8,8 @@
   to 2048 a layer of 4096 tokens takes 3.9 ms more for 0.93 TFLOP forward and backward; with a
   second forward pass that would be more than the device's peak. Their head has 50,257 words, not padded.
 - `LLAMA3`: Llama 3 (2407.21783), table 4, in TFLOP/s of a device.
+- `NEMO`: NVIDIA's performance summaries of NeMo 24.07 and Megatron Bridge 25.11 (docs.nvidia.com/nemo),
+  dense models in FP8, in tokens a second and device.
 - `BUBBLES`: Qi et al. 2023 (2401.10241), tables 3 to 5 (`bubbles.py`).
 """
 
@@ -29,6 +31,7 @@ from fivefold.plan.software import (
     LLAMA_2024,
     MEGATRON_2021,
     MEGATRON_2022,
+    MEGATRON_CORE,
     MEGATRON_DEEPSPEED,
 )
 from fivefold.plan.time.step import step_time
@@ -128,6 +131,22 @@ _LLAMA3 = (
     (16384, 1, 128, 8192, 16, 400),
     (16384, 16, 8, 131072, 16, 380),
 )
+# model, device, devices, global batch, micro-batch, sequence, tp, pp, cp, virtual stages, FSDP, tokens/s
+_NEMO = (
+    ("gpt3-175b", "H100", 128, 256, 1, 2048, 4, 8, 1, 6, False, 726),
+    ("gpt3-175b", "H100", 512, 2048, 2, 2048, 4, 8, 1, 6, False, 782),
+    ("llama2-7b", "H100", 8, 128, 1, 4096, 1, 1, 1, 1, False, 16_847),
+    ("llama2-13b", "H100", 16, 128, 1, 4096, 1, 4, 1, 10, False, 8646),
+    ("llama2-70b", "H100", 64, 128, 1, 4096, 4, 4, 1, 20, False, 1707),
+    ("llama3.1-8b", "H100", 8, 128, 1, 8192, 1, 1, 2, 1, False, 12_036),
+    ("llama3.1-70b", "H100", 64, 128, 1, 8192, 4, 4, 2, 5, False, 1533),
+    ("llama3.1-8b", "H100", 8, 128, 1, 8192, 1, 1, 1, 1, True, 14_451),
+    ("llama3.1-70b", "H100", 64, 128, 1, 8192, 4, 8, 1, 5, False, 1602),
+    ("llama3.1-405b", "H100", 1024, 512, 1, 8192, 8, 8, 2, 8, False, 292),
+    ("llama3.1-8b", "B200", 8, 128, 2, 8192, 1, 1, 1, 1, False, 30_624),
+    ("llama3.1-8b", "GB200", 8, 128, 2, 8192, 1, 1, 1, 1, False, 31_508),
+    ("llama3.1-70b", "GB200", 64, 256, 2, 8192, 1, 1, 1, 1, True, 4312),
+)
 _VTRAIN_COLUMNS = (
     "# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers",
     "sequence length", "tensor parallelism", "data parallelism", "pipeline parallelism",
@@ -225,6 +244,26 @@ def llama3() -> list[Case]:
             Case(
                 "Llama 3", f"405B, {devices} devices, {sequence} tokens", model, training, strategy,
                 machines, LLAMA_2024, step.total * step.flops_per_device / (rate * 1e12),
+            )
+        )  # fmt: skip
+    return found
+
+
+def nemo() -> list[Case]:
+    """Its recipes' layouts."""
+    found = []
+    for name, device, devices, batch, micro, sequence, tp, pp, cp, virtual, fsdp, rate in _NEMO:
+        layout = Layout(
+            tp=tp, pp=pp, cp=cp, dp_shard=devices // (tp * pp * cp), zero=3 if fsdp else 1,
+            schedule="interleaved" if virtual > 1 else "1f1b", virtual=virtual,
+        )  # fmt: skip
+        per_node = 4 if device == "GB200" else 8
+        found.append(
+            Case(
+                "NeMo", f"{name}, {devices} {device}, tp={tp} pp={pp} cp={cp}", shape(name),
+                Training(sequence, batch, compute="fp8"), Strategy(layout, micro),
+                cluster(f"{devices // per_node}x{per_node}x{device}"), MEGATRON_CORE,
+                batch * sequence / (rate * devices),
             )
         )  # fmt: skip
     return found
