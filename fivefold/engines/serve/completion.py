@@ -22,6 +22,8 @@ class Timings:
     seconds: float
     """Until the last token."""
     completion_tokens: int
+    queue_seconds: float = 0.0
+    """Until the first step that read some of the prompt: waiting for a place."""
 
     @property
     def tokens_per_second(self) -> float:

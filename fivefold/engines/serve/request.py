@@ -46,6 +46,7 @@ class Request:
         self.cumulative_logprob: float | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
+        self.queue_seconds = 0.0
         self._first_at = 0.0
         self._last_at = 0.0
         self._stop = StopMatcher(params.stops, include_stop=params.include_stop_str_in_output)
@@ -92,7 +93,7 @@ class Request:
     @property
     def timings(self) -> Timings:
         """Times so far."""
-        return Timings(self._first_at, self._last_at, len(self.token_ids))
+        return Timings(self._first_at, self._last_at, len(self.token_ids), self.queue_seconds)
 
     def end(self, reason: FinishReason, why: str | None, elapsed: float) -> Delta:
         """End the answer without another token; text that was held back comes with it."""

@@ -217,6 +217,19 @@ def test_answers_of_one_token(decoder: Decoder) -> None:
     assert [len(c.token_ids) for c in drain(engine)[id]] == [1, 1, 1]
 
 
+def test_time_in_the_queue_ends_with_the_first_step_of_a_prompt(decoder: Decoder) -> None:
+    engine = engine_of(decoder, max_sequences=1, token_budget=4)
+    prompt = list(range(3, 13))  # three steps
+    first, second = (
+        engine.add_request(prompt, SamplingParams(max_new_tokens=3, ignore_eos=True))
+        for _ in range(2)
+    )
+    outputs = [output for _ in iter(lambda: engine.has_work, False) for output in engine.step()]
+    found = {o.request: o.completion.timings for o in outputs if o.completion is not None}
+    assert 0 < found[first].queue_seconds < found[first].ttft_seconds
+    assert found[first].ttft_seconds < found[second].queue_seconds < found[second].ttft_seconds
+
+
 def test_best_of_reports_what_it_ranks_by(decoder: Decoder) -> None:
     engine = engine_of(decoder)
     params = SamplingParams(max_new_tokens=6, temperature=1.5, seed=1, n=2, best_of=5)

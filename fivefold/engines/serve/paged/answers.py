@@ -57,6 +57,11 @@ class Answer:
         """Whether its sequence has yet to fork from the first."""
         return self.sequence.arrival < 0
 
+    def begin(self) -> None:
+        """Some of its prompt is about to be read; what counts is the first time."""
+        if not self.request.queue_seconds:
+            self.request.queue_seconds = self._elapsed()
+
     def accept(self, token: int, logprobs: dict[int, Logprob] | None) -> Output:
         """The next token."""
         return self._output(self.request.accept(token, logprobs, self._elapsed()))

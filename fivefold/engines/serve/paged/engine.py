@@ -212,6 +212,9 @@ class Engine:
 
     def _compute(self, plan: StepPlan) -> tuple[list[Answer], SampledRows]:
         """Run the plan and sample: the answers that get a token, forks included, and the tokens."""
+        for chunk in plan.chunks:
+            if chunk.start < chunk.sequence.prompt_length:
+                self._answers[chunk.sequence.id].begin()
         logits = self._logits(plan)
         chunks = [chunk for chunk in plan.chunks if chunk.samples]
         answers: list[Answer] = []
@@ -257,6 +260,7 @@ class Engine:
         for _ in range(1, group.params.candidates):
             request = self.preparation.request(first.request.prompt, group.params)
             request.prompt_logprobs = first.request.prompt_logprobs
+            request.queue_seconds = first.request.queue_seconds
             sequence = self._sequence(request, first.sequence.salt, first.sequence.priority)
             made.append(self._enter(group, request, sequence))
         return made

@@ -123,8 +123,9 @@ class Generation:
             self.cached_tokens += completion.cached_tokens
         first, latest = self._last.get((place, completion.index), (now, now))
         self._service.metrics.finished(
-            completion.finish_reason, len(completion.token_ids), now - self._began, latest - first
-        )
+            completion.finish_reason, len(completion.token_ids), now - self._began, latest - first,
+            completion.timings,
+        )  # fmt: skip
         if completion.finish_reason == "error":
             raise APIError(500, f"the engine failed: {completion.stop_reason}", code="engine_error")
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from fivefold.engines.serve.completion import Timings
 from fivefold.engines.serve.paged.state import EngineState
 from fivefold.engines.serve.server.pool import EnginePool
 
@@ -37,6 +38,13 @@ class Metrics:
             "request_time_per_output_token_seconds", "Mean between a request's tokens.", _NEXT
         )
         self._whole = self._histogram("e2e_request_latency_seconds", "Whole request.", _WHOLE)
+        self._queued = self._histogram("request_queue_time_seconds", "Waiting.", _WHOLE)
+        self._prefill = self._histogram(
+            "request_prefill_time_seconds", "From the end of waiting to the first token.", _WHOLE
+        )
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "From the first token to the last.", _WHOLE
+        )
         self._read = self._histogram("request_prompt_tokens", "Tokens of prompts.", _TOKENS)
         self._written = self._histogram("request_generation_tokens", "Tokens of answers.", _TOKENS)
         self._asked = self._histogram("request_params_n", "Answers asked for.", _COUNTS)
@@ -62,11 +70,20 @@ class Metrics:
         self._rate.count()
         (self._first if is_first else self._next).observe(seconds)
 
-    def finished(self, reason: str, tokens: int, seconds: float, decoding: float) -> None:
-        """An answer's end, `seconds` after the request came; `decoding` after its first token."""
+    def finished(
+        self, reason: str, tokens: int, seconds: float, decoding: float, engine: Timings
+    ) -> None:
+        """An answer's end, `seconds` after the request came; `decoding` after its first token.
+
+        `engine`: how the engine, which counts from when it took the request, spent the time.
+        """
         self._ended.labels(self._model, reason).inc()
         self._written.observe(tokens)
         self._whole.observe(seconds)
+        if tokens:
+            self._queued.observe(engine.queue_seconds)
+            self._prefill.observe(engine.ttft_seconds - engine.queue_seconds)
+            self._decode.observe(engine.seconds - engine.ttft_seconds)
         if tokens > 1:
             self._mean.observe(decoding / (tokens - 1))
 

@@ -156,11 +156,16 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
 
 def test_metrics_count_what_was_asked(server: RealServer) -> None:
     names = ["prompt_tokens_total", "generation_tokens_total", "time_to_first_token_seconds_count",
-             "e2e_request_latency_seconds_count", "inter_token_latency_seconds_count"]  # fmt: skip
+             "e2e_request_latency_seconds_count", "inter_token_latency_seconds_count",
+             "request_queue_time_seconds_count", "request_prefill_time_seconds_count",
+             "request_decode_time_seconds_count"]  # fmt: skip
     before = [server.metric(name) for name in names]
     server.ask(prompt=[5, 6, 7], max_tokens=4, n=2, ignore_eos=True)
     after = [server.metric(name) for name in names]
-    assert [b - a for a, b in zip(before, after, strict=True)] == [3, 8, 2, 2, 6]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [3, 8, 2, 2, 6, 2, 2, 2]
+    parts = ("queue", "prefill", "decode")
+    spent = sum(server.metric(f"request_{part}_time_seconds_sum") for part in parts)
+    assert 0 < spent < server.metric("e2e_request_latency_seconds_sum")
     assert server.metric("kv_cache_usage_perc", engine="0") == 0
     assert server.metric("engine_steps_total", engine="0") > 0
 
