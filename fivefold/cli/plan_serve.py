@@ -55,6 +55,7 @@ def plan_serve(
         None, help="Acceptance rate x drafted tokens, e.g. 0.7x4; @0.05 adds a draft's cost."
     ),
     seed: int = typer.Option(0, min=0, help="Of arrivals and lengths."),
+    flags: str | None = typer.Option(None, help="Also print such an engine's flags: vllm, sglang."),
     explain: bool = typer.Option(False, "--explain", help="Show the arithmetic."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     html: Path | None = typer.Option(None, help="Write a page with the same and plots here."),
@@ -66,6 +67,7 @@ def plan_serve(
     from fivefold.plan.serving.report import answer
 
     _check_page(html)
+    _check_flags(flags)
     found, on = read_shape(model), read_cluster(cluster)
     question = Question(
         layout=layout, split=split, rate=rate, concurrency=concurrency,
@@ -81,6 +83,8 @@ def plan_serve(
         typer.echo(json.dumps(report.record()))
         return
     _print(report, explain)
+    if flags is not None:
+        _print_flags(flags, model, report)
 
 
 plan_serve.__doc__ = f"{plan_serve.__doc__}\n\n{EXAMPLES}"
@@ -111,3 +115,20 @@ def _check_page(path: Path | None) -> None:
 
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise PlanError(f"cannot write --html {path}", "give a file in a folder that exists")
+
+
+def _check_flags(system: str | None) -> None:
+    from fivefold.core.errors import PlanError, nearest
+
+    if system not in (None, "vllm", "sglang"):
+        raise PlanError(f"--flags: unknown system {system!r}", nearest(system, ("vllm", "sglang")))
+
+
+def _print_flags(system: str, model: str, report: Report) -> None:
+    from fivefold.plan.export.sglang import sglang
+    from fivefold.plan.export.vllm import vllm
+
+    found = (vllm if system == "vllm" else sglang)(model, report.engine)
+    typer.echo(f"\n{found.command}")
+    for note in found.notes:
+        typer.echo(f"# {note}")

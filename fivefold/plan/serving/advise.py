@@ -25,9 +25,9 @@ from fivefold.plan.serving.strategy import ServingStrategy, Split
 from fivefold.plan.serving.traffic import Traffic, every, faster
 from fivefold.plan.shape import ModelShape
 
-TRIALS = 5
-"""Rates that are simulated for an engine: a factor of 2 is cut to 2^(1/16)."""
-PROBES = 240
+TRIALS = 4
+"""Rates that are simulated for an engine."""
+PROBES = 160
 """Requests of a trial."""
 BUSY = 0.7
 """Share of its time that an engine for prompts is planned to read: beyond, queues grow fast."""
@@ -58,8 +58,8 @@ class Option:
         if isinstance(self.deployed, Split):
             split = self.deployed
             return (
-                f"{split.prefill_engines} x prefill ({split.prefill.layout}) +"
-                f" {split.decode_engines} x decode ({split.decode.layout})"
+                f"apart: {split.prefill_engines} x ({split.prefill.layout}) read,"
+                f" {split.decode_engines} x ({split.decode.layout}) write"
             )
         return f"{self.deployed.layout.dp_replicate} x ({_one(self.deployed)})"
 
@@ -100,7 +100,7 @@ def plan_serving(
     *,
     share: float = 0.95,
     split: bool = True,
-    most_options: int = 4,
+    most_options: int = 3,
 ) -> ServingPlan:
     """Deployments for open traffic, fewest devices first; `like` gives all but the layout.
 
@@ -181,7 +181,7 @@ def _together(
     option = _option(
         shape, _copied(strategy, copies), cluster, traffic, rate, each * copies, slo, share
     )
-    while option.share < share and copies < math.ceil(rate / each) + 3:
+    while option.share < share and option.devices <= cluster.devices and copies < rate / each + 3:
         copies += 1  # what one engine takes alone is a little more than in the whole
         option = _option(
             shape, _copied(strategy, copies), cluster, traffic, rate, each * copies, slo, share

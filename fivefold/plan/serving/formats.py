@@ -6,17 +6,9 @@ from collections.abc import Mapping
 
 from fivefold.core.errors import PlanError, nearest
 from fivefold.plan.hardware.device import Device
+from fivefold.plan.memory.serving import BITS
 
-BYTES: Mapping[str, float] = {
-    "fp32": 4.0,
-    "bf16": 2.0,
-    "fp16": 2.0,
-    "fp8": 1.0,  # its scales (one in 128 x 128, or a row) are below a thousandth
-    "int8": 1.0,
-    "int4": 0.5 + 2 / 128,  # a 16-bit scale for 128 elements (AWQ, GPTQ)
-    "nvfp4": 0.5 + 1 / 16,  # an 8-bit scale for 16 elements
-    "mxfp4": 0.5 + 1 / 32,  # an 8-bit scale for 32 elements
-}
+BYTES: Mapping[str, float] = {form: float(bits / 8) for form, bits in BITS.items()}
 """Bytes of an element, its share of the scales included."""
 
 WEIGHT_FORMATS = tuple(BYTES)
@@ -29,6 +21,7 @@ _PRODUCTS: Mapping[str, tuple[str, ...]] = {
     "fp8": ("fp8", "bf16", "fp16", "fp32"),
     "int8": ("int8", "bf16", "fp32"),
     "int4": ("bf16", "fp16", "fp32"),
+    "mxfp8": ("fp8", "bf16", "fp16", "fp32"),
     "nvfp4": ("fp4", "fp8", "bf16", "fp16"),
     "mxfp4": ("fp4", "fp8", "bf16", "fp16"),
 }
@@ -58,4 +51,4 @@ def product_form(device: Device, form: str) -> str:
 
 def is_quantized(form: str) -> bool:
     """Whether activations are rounded to the format before each product (a kernel of its own)."""
-    return form in ("fp8", "nvfp4", "mxfp4")
+    return form in ("fp8", "mxfp8", "nvfp4", "mxfp4")

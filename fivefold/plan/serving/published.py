@@ -66,6 +66,22 @@ class Case:
         """The cluster's words."""
         return CLUSTERS[self.system]
 
+    @property
+    def software(self) -> str:
+        """Whose engine it is."""
+        deployed = self.deployed
+        part = deployed.decode if isinstance(deployed, Split) else deployed
+        return part.system.name
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether as many requests may have been out as the table says.
+
+        Engines that make as many answers at once as requests are out let none wait for a place.
+        One that waited longer than an answer takes did so behind others that were out as well.
+        """
+        return self.ttft < self.tpot * self.traffic.output_tokens
+
 
 @dataclass(frozen=True)
 class Compared:

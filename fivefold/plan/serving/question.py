@@ -17,7 +17,7 @@ from fivefold.plan.serving.strategy import ServingStrategy, Split
 from fivefold.plan.serving.traffic import Traffic
 
 SPECULATED = re.compile(r"(0?\.\d+|0|1)\s*x\s*(\d+)(?:\s*@\s*(\d*\.?\d+))?")
-REQUESTS = 400
+REQUESTS = 300
 TRACE_REQUESTS = 2000
 
 
@@ -59,6 +59,7 @@ class Question:
             raise PlanError(f"--share is {self.share}", "give a share above 0, at most 1")
         if self.split is not None and self.layout is None:
             raise PlanError("--split needs --layout", "give the layout of either kind of engine")
+        _ = self.limits, self.speculation
 
     @property
     def limits(self) -> dict[str, float]:

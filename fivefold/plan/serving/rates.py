@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fivefold.plan.hardware.device import Device
+from fivefold.plan.serving.this import MeasuredDevice
 
 GRAPH, GRAPH_BLACKWELL = 0.6, 0.42
 """Of a launch, what is left when kernels are replayed from a captured graph, as servers do. On
@@ -17,9 +18,11 @@ FLOOR = 4.0
 
 
 def product(
-    device: Device, form: str, operations: float, moved: float, experts: bool = False
+    device: Device, form: str, operations: float, moved: float, rows: float, experts: bool = False
 ) -> float:
     """Seconds of a matrix product: bound by operations or by memory, whichever is slower."""
+    if isinstance(device, MeasuredDevice):
+        return max(operations / device.rate(form, rows), moved / device.bandwidth)
     found = device.efficiency
     computed = min(operations + found.small, FLOOR * operations)
     share = found.products * NARROW.get(form, 1.0)
@@ -31,17 +34,31 @@ def product(
 
 
 def attention(device: Device, form: str) -> float:
-    """FLOP/s of fused attention."""
+    """FLOP/s of fused attention of prompts."""
+    if isinstance(device, MeasuredDevice) and device.scoring:
+        return device.scoring
     return device.flops(form) * device.efficiency.attention
 
 
 def bandwidth(device: Device) -> float:
     """Bytes per second of large reads."""
+    if isinstance(device, MeasuredDevice):
+        return device.bandwidth
     return device.bandwidth * device.efficiency.bandwidth
 
 
+def reading(device: Device) -> float:
+    """Bytes per second of keys and values that decode reads."""
+    return device.reading if isinstance(device, MeasuredDevice) else bandwidth(device)
+
+
 def launch(device: Device, captured: bool) -> float:
-    """Seconds that a kernel costs at least; `captured`: replayed from a graph."""
+    """Seconds that a kernel costs at least; `captured`: replayed from a graph.
+
+    A processor's step is one native call, which has none.
+    """
+    if isinstance(device, MeasuredDevice):
+        return 0.0
     if not captured:
         return device.efficiency.launch
     return device.efficiency.launch * (GRAPH_BLACKWELL if _is_blackwell(device) else GRAPH)

@@ -15,6 +15,7 @@ from fivefold.plan.serving.question import Question
 from fivefold.plan.serving.simulate import Simulation, simulate
 from fivefold.plan.serving.step import Batch, StepCost, model
 from fivefold.plan.serving.strategy import ServingStrategy, Split
+from fivefold.plan.serving.this import as_measured
 from fivefold.plan.shape import ModelShape
 
 BAND = {"ttft": 0.35, "tpot": 0.20}
@@ -82,7 +83,7 @@ class Report:
 
 def answer(shape: ModelShape, cluster: Cluster, question: Question) -> Report:
     """Search, or look at the layout that was given. Raises PlanError for what cannot work."""
-    traffic = question.traffic
+    traffic, cluster = question.traffic, as_measured(cluster)
     plan, simulation = None, None
     if question.layout is None and traffic is not None and traffic.users is None:
         like = question.strategy(cluster)

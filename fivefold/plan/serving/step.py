@@ -101,10 +101,13 @@ class StepModel:
         self._tp, self._stages, self._ways = layout.tp, layout.pp, layout.dp_shard
         kernels = self._kernels()
         self._captured = kernels * rates.launch(self._device, captured=True)
+        self._groups = self._stages * self._ways
+        self._others: dict[int, float] = {}
         self._launched = kernels * rates.launch(self._device, captured=False)
         form = product_form(self._device, "fp32" if strategy.weights == "fp32" else "bf16")
         self._attention_rate = rates.attention(self._device, form)
         self._bandwidth = rates.bandwidth(self._device)
+        self._reading = rates.reading(self._device)
         self._forms = {
             matrix.name: product_form(self._device, matrix.form)
             for matrix in (*self.work.matrices, self.work.head)
@@ -132,7 +135,7 @@ class StepModel:
         )  # fmt: skip
 
     def _cost(self, batch: Batch, each: int) -> StepCost:
-        groups = self._stages * self._ways  # each has its share of the sequences
+        groups = self._groups  # each has its share of the sequences
         rows = batch.rows * each / groups
         tokens = max(1.0, rows + batch.prompt / groups)
         sampled = (batch.sampled + batch.rows * (each - 1)) / groups
@@ -149,13 +152,22 @@ class StepModel:
         )
 
     def seconds(self, batch: Batch) -> float:
-        """Seconds of a step."""
-        return self.cost(batch).total
+        """Seconds of a step.
+
+        Of steps without prompts all but attention depends on the number of rows alone: it is kept.
+        """
+        if batch.prompt or batch.sampled != batch.rows or self.strategy.speculation is not None:
+            return self.cost(batch).total
+        other = self._others.get(batch.rows)
+        if other is None:
+            alone = Batch(rows=batch.rows, sampled=batch.rows)
+            other = self._others[batch.rows] = self.cost(alone).total
+        return other + self._stages * self._attention(batch, 1, self._groups)
 
     def _product(self, matrix: Matrix, tokens: float) -> float:
         operations = 2 * tokens * matrix.elements
         moved = matrix.bytes + tokens * (matrix.inputs + matrix.outputs) * 2
-        seconds = rates.product(self._device, self._forms[matrix.name], operations, moved)
+        seconds = rates.product(self._device, self._forms[matrix.name], operations, moved, tokens)
         return seconds * matrix.layers
 
     def _experts(self, tokens: float) -> float:
@@ -172,7 +184,9 @@ class StepModel:
         elements = found.elements / cut
         form = product_form(self._device, found.form)
         moved = mine * elements * bytes_of(found.form) + rows * self.work.hidden * 2 * 3
-        seconds = rates.product(self._device, form, 2 * computed * elements, moved, experts=True)
+        seconds = rates.product(
+            self._device, form, 2 * computed * elements, moved, rows / max(mine, 1.0), experts=True
+        )
         return seconds * found.layers
 
     def _attention(self, batch: Batch, each: int, groups: int) -> float:
@@ -184,7 +198,7 @@ class StepModel:
                 context = min(context, window * batch.rows)
                 pairs = min(pairs, window * batch.prompt)
                 read = min(read, window * batch.prompt)
-            moved = (context + read) * found.token_bytes / self._bandwidth
+            moved = (context + read) * found.token_bytes / self._reading
             scores = context * each * found.latent_pair / self._attention_rate
             prompts = pairs * found.pair / self._attention_rate
             seconds += layers * (max(moved, scores) + prompts) / groups

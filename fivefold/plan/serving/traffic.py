@@ -87,6 +87,9 @@ def steady(
         requests, input_tokens, output_tokens, spread=spread, shared_prefix=shared_prefix, seed=seed
     )
     times = arrivals.poisson(requests, rate, seed)
+    if requests > 1:  # exactly the rate that was asked for, not one that was drawn
+        scale = (requests - 1) / rate / (times[-1] - times[0])
+        times = [(at - times[0]) * scale for at in times]
     name = f"{rate:g} requests/s, {input_tokens} in, {output_tokens} out"
     return Traffic(tuple(_demands(asked, times)), name)
 

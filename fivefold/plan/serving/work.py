@@ -125,7 +125,8 @@ def work(shape: ModelShape, strategy: ServingStrategy) -> Work:
         matrices += _beside_experts(config, tp, sparse, strategy.weights)
     ends = "bf16" if bytes_of(strategy.weights) < 2 else strategy.weights
     head = Matrix("head", config.hidden_size, config.vocab_size / tp, 1, ends)
-    looked_up = 0.0 if config.tie_embeddings and stages == 1 else head.bytes
+    # Of a pipeline one end has the embedding and the other the head.
+    looked_up = 0.0 if config.tie_embeddings or stages > 1 else head.bytes
     learned = shape.learned_positions * config.hidden_size * bytes_of(ends)
     norms = config.hidden_size * (2 * layers + 1) * (2 if shape.norm_bias else 1) * bytes_of(ends)
     return Work(

@@ -1,0 +1,100 @@
+"""A measured machine as it serves: products over packed weights, by how many rows they have.
+
+A processor has no single peak: a product of one row is bound by memory, of few rows by what is
+unpacked for them, of many by arithmetic. `fivefold bench device` times all of these, and the curve
+is read off what it found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
+
+from fivefold.plan.hardware.cluster import Cluster
+from fivefold.plan.hardware.device import Device
+from fivefold.plan.hardware.profile import AttentionTime, Gemm, Profile, own_profile, read_profile
+
+Curve = tuple[tuple[float, float], ...]
+"""(rows, FLOP/s) in order of rows."""
+
+
+@dataclass(frozen=True)
+class MeasuredDevice(Device):
+    """`products`: by format, the curve of a product's rate; `reading`: bytes per second of keys
+    and values that decode reads; `scoring`: FLOP/s of attention of a prompt.
+    """
+
+    products: Mapping[str, Curve] = field(default_factory=dict)
+    reading: float = 0.0
+    scoring: float = 0.0
+
+    def rate(self, form: str, rows: float) -> float:
+        """FLOP/s of a product of so many rows, between measured ones along a straight line of
+        logarithms."""
+        curve = self.products[form]
+        if rows <= curve[0][0]:
+            return curve[0][1]
+        for (low, slow), (high, fast) in pairwise(curve):
+            if rows <= high:
+                share = math.log(rows / low) / math.log(high / low)
+                return slow ** (1 - share) * fast**share
+        return curve[-1][1]
+
+
+def as_measured(cluster: Cluster) -> Cluster:
+    """The same cluster, with the curves of this machine where it is a measured processor."""
+    path = own_profile("cpu")
+    if not path.exists():
+        return cluster
+    profile = read_profile(path)
+    if cluster.device.name != profile.name or profile.device_type != "cpu":
+        return cluster
+    return with_curves(cluster, profile)
+
+
+def with_curves(cluster: Cluster, profile: Profile) -> Cluster:
+    """The cluster that was made of a profile, its device with the profile's curves."""
+    return replace(cluster, device=serving_device(cluster.device, profile))
+
+
+def serving_device(device: Device, profile: Profile) -> MeasuredDevice | Device:
+    """The device with curves; as it was, where nothing of the kind was measured."""
+    packed = [each for each in profile.gemm if each.kind == "inference"]
+    if not packed:
+        return device
+    forms = sorted({each.dtype for each in packed})
+    curves = {form: curve([g for g in packed if g.dtype == form]) for form in forms}
+    reads = [t.bytes / t.seconds for t in profile.transfers if t.what == "read"]
+    bandwidth = max(reads, default=device.bandwidth)
+    plain = {each.name: getattr(device, each.name) for each in fields(Device)}
+    peak = {form: max(rate for _, rate in found) for form, found in curves.items()}
+    return MeasuredDevice(
+        **(plain | {"peak": peak, "bandwidth": bandwidth}),
+        products=curves,
+        reading=_reading(profile.attention, bandwidth),
+        scoring=max((a.rate for a in profile.attention if a.kind == "forward"), default=0.0),
+    )
+
+
+def curve(products: list[Gemm]) -> Curve:
+    """The rate of all matrices of a row count together."""
+    rows: dict[int, list[Gemm]] = {}
+    for each in products:
+        rows.setdefault(each.m, []).append(each)
+    return tuple(
+        (float(m), sum(g.flops for g in found) / sum(g.seconds for g in found))
+        for m, found in sorted(rows.items())
+    )
+
+
+def _reading(times: tuple[AttentionTime, ...], most: float) -> float:
+    """Of decode over caches: the median rate, at most that of memory."""
+    rates = sorted(
+        2 * a.batch * a.sequence * a.kv_heads * a.head_dim * (4 if a.dtype == "fp32" else 2)
+        / a.seconds
+        for a in times
+        if a.kind == "decode"
+    )  # fmt: skip
+    return min(most, rates[len(rates) // 2]) if rates else most
