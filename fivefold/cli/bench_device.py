@@ -66,11 +66,11 @@ def _products(profile: Profile) -> Table:
     from rich.table import Table
 
     rows = sorted({each.m for each in profile.gemm})
-    table = Table(box=None, header_style="bold", title=f"{profile.name}: products, GFLOP/s")
+    table = Table(box=None, header_style="bold", title=f"{profile.name}: GFLOP/s by rows")
     for name in ("dtype", "kind", "matrix"):
         table.add_column(name, no_wrap=True)
     for m in rows:
-        table.add_column(f"{m} rows", justify="right", no_wrap=True)
+        table.add_column(str(m), justify="right", no_wrap=True)
     rates = {(g.dtype, g.kind, g.k, g.n, g.m): g.rate for g in profile.gemm}
     for key in dict.fromkeys(key[:4] for key in rates):
         dtype, kind, k, n = key

@@ -34,6 +34,7 @@ def _hundred(unit: int, multiprocessors: dict[int, int], of: int) -> Partitions:
 
 _A100 = {1: 14, 2: 28, 3: 42, 4: 56, 7: 98}  # of 108
 _H100 = {1: 16, 2: 32, 3: 60, 4: 64, 7: 132}  # of 132
+_SEVENTHS = {1: 1, 2: 2, 3: 3, 4: 4, 7: 7}  # where the guide says no more than that
 _H100_PARTS = _hundred(10, _H100, 132)
 _B200 = {1: 18, 2: 36, 3: 70, 4: 72, 7: 148}  # of 148
 
@@ -43,9 +44,9 @@ PARTITIONS: dict[str, Partitions] = {
     "A100-PCIe": _hundred(10, _A100, 108),
     "A800": _hundred(10, _A100, 108),
     "H100": _H100_PARTS,
-    "H100-PCIe": _hundred(10, {1: 16, 2: 32, 3: 46, 4: 64, 7: 114}, 114),
+    "H100-PCIe": _hundred(10, _SEVENTHS, 7),
     "H800": _H100_PARTS,
-    "H20": _hundred(12, {1: 8, 2: 18, 3: 32, 4: 36, 7: 78}, 78),
+    "H20": _hundred(12, _SEVENTHS, 7),
     "GH200": _hundred(12, _H100, 132),
     "H200": Partitions(
         {

@@ -86,6 +86,14 @@ def test_what_a_run_was(home: Path) -> None:
     assert run.spread < 0.05
 
 
+def test_the_first_steps_do_not_count(home: Path) -> None:
+    run = write_run(home, CPU)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:5]))
+    found = read_finished(run)
+    assert found.step_seconds == pytest.approx(0.5, rel=0.02) and found.spread < 0.05
+
+
 def test_lines_of_a_run_on_this_machine(home: Path) -> None:
     run = read_finished(write_run(home, CPU))
     where = cluster_of_run(run)

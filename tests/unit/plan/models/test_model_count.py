@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from fivefold.plan.models import parameters, shape
 from fivefold.plan.models.count import layer_parameters, outer_parameters
 from fivefold.plan.models.gpt import gpt
 from fivefold.plan.models.parse import names, published
+from fivefold.plan.shape import ModelShape
 
 RUNNING = [name for name in names() if published(name).runs]
 # What each name of the decoder's parameters belongs to; the first that is found in it.
@@ -20,16 +22,35 @@ COMPONENTS = (
 )  # fmt: skip
 
 
+# Switches that no published model has on, on top of one that is published.
+SWITCHES = [
+    ("llama-2-7b", {"qkv_bias": True, "output_bias": True, "mlp_bias": True}),
+    ("qwen3-30b-a3b", {"qkv_bias": True, "output_bias": True}),
+    ("deepseek-v3", {"qkv_bias": True, "output_bias": True}),
+    ("deepseek-v2-lite", {"qkv_bias": True, "output_bias": True, "mlp_bias": True}),
+    ("mixtral-8x7b", {"tie_embeddings": True}),
+    ("gemma-3-4b", {"tie_embeddings": False, "qkv_bias": True}),
+]
+
+
 @pytest.mark.parametrize("name", RUNNING)
 def test_counts_are_those_of_the_decoder(name: str) -> None:
-    from dataclasses import replace
+    held_to_the_decoder(published(name))
 
+
+@pytest.mark.parametrize(("name", "switches"), SWITCHES)
+def test_counts_with_other_switches(name: str, switches: dict[str, bool]) -> None:
+    model = published(name)
+    held_to_the_decoder(replace(model, config=replace(model.config, **switches)))
+
+
+def held_to_the_decoder(model: ModelShape) -> None:
     from fivefold.model.decoder import Decoder
 
-    config = published(name).config
+    config = model.config
     keep = min(config.num_layers, 4)  # one of each kind of layer is in the first four
     few = replace(
-        published(name),
+        model,
         config=replace(
             config,
             num_layers=keep,

@@ -11,7 +11,7 @@ import pytest
 
 from fivefold.core.errors import PlanError
 from fivefold.plan.models import parameters, shape
-from fivefold.plan.models.parse import names, published
+from fivefold.plan.models.parse import find, names, published
 
 LLAMA = {
     "model_type": "llama", "vocab_size": 32_000, "hidden_size": 256, "intermediate_size": 688,
@@ -67,6 +67,11 @@ def test_the_model_in_the_package(tmp_path: Path) -> None:
 )
 def test_names(text: str, name: str) -> None:
     assert shape(text).name == name
+
+
+def test_every_name_means_itself() -> None:
+    assert [find(name) for name in names()] == list(names())
+    assert find("GPT-3 1.3B") == "gpt3-1.3b" and find("gpt3-13b") == "gpt3-13b"
 
 
 def test_every_published_model_has_a_source_and_says_what_is_approximated() -> None:
