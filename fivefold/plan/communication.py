@@ -3,6 +3,7 @@
 A collective over n ranks moves b bytes, the size of the whole tensor (of an all-gather the result):
 
     all-gather, reduce-scatter   (n-1) messages of b/n bytes, in a ring
+                                 or one, where switches multicast
     all-reduce                   both: 2 (n-1) messages; or up and down a tree: 2 log2 n messages
     all-to-all                   every rank sends (n-1)/n of its b bytes, to all others at once
     send                         one message
@@ -88,7 +89,7 @@ class Group:
     def _ring(self, size: float, times: int) -> float:
         if self.ranks == 1:
             return 0.0
-        hops = times * (self.inside - 1)
+        hops = times * (1 if self.near.multicast else self.inside - 1)
         near = times * (self.inside - 1) / self.inside * size / self.near.rate
         if not self.crosses:
             return self.near.start + min(

@@ -152,4 +152,5 @@ def slowest(devices: int, deviation: float) -> float:
         return 1.0
     root = math.sqrt(2 * math.log(devices))
     largest = root - (math.log(math.log(devices)) + math.log(4 * math.pi)) / (2 * root)
+    largest += 0.5772 / root  # Euler's constant: the mean of what is left
     return 1 + deviation * max(0.0, largest)

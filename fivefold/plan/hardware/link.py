@@ -10,7 +10,8 @@ class Link:
     """What one device has of it: bytes per second in one direction, seconds a message.
 
     `efficiency` is the share of `bandwidth` that large collectives reach. `start`: seconds before the
-    first message of a collective (its kernel, the ranks meeting), whatever their number.
+    first message of a collective (its kernel, the ranks meeting), whatever their number. `multicast`:
+    switches hand one message to all ranks and add up theirs (NVLink SHARP), so that there is no ring.
     """
 
     name: str
@@ -19,6 +20,7 @@ class Link:
     efficiency: float = 0.8
     source: str = ""
     start: float = 0.0
+    multicast: bool = False
 
     @property
     def rate(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fivefold.plan.hardware.link import Link
 
@@ -28,7 +28,8 @@ def _link(
 
 
 def _nvlink(generation: int, gigabytes: float, efficiency: float, source: str) -> Link:
-    return _link(f"NVLink {generation}", gigabytes, 1, 10, efficiency, source)
+    link = _link(f"NVLink {generation}", gigabytes, 1, 10, efficiency, source)
+    return replace(link, multicast=generation >= 4)  # NVLink SHARP, which NCCL uses since 2.17
 
 
 def _pcie(generation: int, gigabytes: float) -> Link:

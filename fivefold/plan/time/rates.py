@@ -13,6 +13,8 @@ NARROW = ("fp8", "mxfp8", "nvfp4", "fp4", "int8")  # formats of products alone
 UNALIGNED = 3.0
 # Products in 8 bits are further from their peak: on H100 about 0.68 of it at best, those in 16 bits 0.77.
 NARROW_SHARE = 0.9
+# A product of less than a third of `small` is not slowed further by what it leaves empty.
+FLOOR = 4.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Rates:
         Not `aligned`: a row of a matrix does not start at a multiple of 16 bytes.
         """
         rate = self.matrix if aligned else self.matrix / UNALIGNED
-        return self.launch + max((flops + self.small) / rate, moved / self.memory)
+        computed = min(flops + self.small, FLOOR * flops)
+        return self.launch + max(computed / rate, moved / self.memory)
 
     def scores(self, flops: float, moved: float) -> float:
         """The same of products with a sequence's scores, many and small: they multiply over no more
