@@ -16,6 +16,7 @@ from pathlib import Path
 from fivefold.plan.time.bubbles import BUBBLES, SCHEDULES, bubble
 from fivefold.plan.time.published import (
     Case,
+    deepseek,
     korthikanti,
     llama3,
     mean_error,
@@ -37,6 +38,7 @@ def steps(data: Path | None) -> dict[str, list[Case]]:
         "vTrain multi-node": vtrain(False, multi if multi and multi.exists() else None),
         "Llama 3 405B": llama3(),
         "NeMo, FP8": nemo(),
+        "DeepSeek-V3": deepseek(),
     }
 
 

@@ -76,15 +76,19 @@ class Group:
         ring = self._ring(size, 2)
         return min(ring, self._tree(size)) if self.crosses else ring
 
-    def exchange(self, size: float) -> float:
-        """Seconds of an all-to-all in which each rank has `size` bytes for all of them, evenly."""
+    def exchange(self, size: float, leaving: float = 1.0) -> float:
+        """Seconds of an all-to-all in which each rank has `size` bytes for all of them, evenly.
+
+        leaving: share of what is for other domains that has to go there (the rest is copied there).
+        """
         if self.ranks == 1:
             return 0.0
-        inside, between = self.near, self.far
-        near = size * (self.inside - 1) / self.ranks / inside.rate
-        far = size * (self.ranks - self.inside) / self.ranks / between.rate
-        start = between.start + between.latency if self.crosses else inside.start + inside.latency
-        return start + max(near, far)
+        near = size * (self.inside - 1) / self.ranks / self.near.rate
+        far = leaving * size * (self.ranks - self.inside) / self.ranks / self.far.rate
+        if leaving < 1:  # each copy still goes from where it arrives to its rank
+            near = size * (self.inside - 1) / self.inside / self.near.rate
+        link = self.link
+        return link.start + link.latency + max(near, far)
 
     def _ring(self, size: float, times: int) -> float:
         if self.ranks == 1:

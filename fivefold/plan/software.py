@@ -69,6 +69,15 @@ LLAMA_2024 = replace(
     source="Llama 3 (2407.21783), section 3.3.2: FSDP that keeps parameters after forward, gradients in fp32, "
     "interleaved 1F1B, context ranks that gather keys and values",
 )
+DEEPSEEK_V3 = replace(
+    FIVEFOLD,
+    name="deepseek-v3",
+    overlap_experts=1.0,
+    dispatch_once=True,
+    dispatch_bytes=1,
+    source="DeepSeek-V3 (2412.19437), section 3: DualPipe with all-to-all beside computation, tokens once to "
+    "each of at most four nodes, in FP8; gradients in fp32",
+)
 SYSTEMS = {
     each.name: each
     for each in (
@@ -78,6 +87,7 @@ SYSTEMS = {
         MEGATRON_DEEPSPEED,
         MEGATRON_CORE,
         LLAMA_2024,
+        DEEPSEEK_V3,
     )
 }
 

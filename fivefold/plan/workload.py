@@ -48,6 +48,9 @@ class Software:
         the other side (Narayanan et al. 2021); with sequence parallelism they are in shares anyway.
     even_stages: every stage has the same number of layers; else they are split by cost.
     overlap_experts: share of the all-to-all of experts that can run beside computation.
+    dispatch_once: a token goes once to each domain that has experts for it, and from there to them
+        (DeepEP); else once for each expert.
+    dispatch_bytes: of one element of what is sent to experts; 0: as the run computes.
     imbalance: tokens of the busiest expert rank over the mean.
     """
 
@@ -72,6 +75,8 @@ class Software:
     scatter_sends: bool = True
     even_stages: bool = False
     overlap_experts: float = 0.0
+    dispatch_once: bool = False
+    dispatch_bytes: int = 0
     imbalance: float = 1.1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fivefold.core.layout import Layout
+from fivefold.model.config import MoEConfig
 from fivefold.plan.communication import Group, expert_groups, group
 from fivefold.plan.hardware.cluster import Cluster
 from fivefold.plan.memory.place import Place
@@ -16,6 +17,9 @@ from fivefold.plan.time.work import inner_bytes, outer_bytes, products, rows
 
 # Operators that the host starts for a layer beside attention's core: products, norms, sums, views.
 FORWARD, BACKWARD, EXPERTS = 18, 36, 20
+# Of a device's processors, those that carry an all-to-all beside computation: 20 of an H800's 132
+# (DeepSeek-V3, 2412.19437, section 3.2.2).
+CARRYING = 0.15
 OUTER, INNER = 4, 2  # elementwise kernels forward
 
 
@@ -69,7 +73,9 @@ def block(place: Place, rates: Rates, near: Neighbours, window: int | None, spar
     ahead = _elementwise(place, rates, sparse, False) + cast
     back = _elementwise(place, rates, sparse, True) + cast_back
     along, against = context(place, near.context, attended, returned)
-    routed, routed_back = _experts(place, near.experts, sparse, forward)
+    routed, routed_back = _experts(
+        place, near.experts, sparse, forward + attended + ahead, input_ + weight + returned + back
+    )
     tensor = exchange(place, near.tensor, _modules(place, sparse))
     returning = tensor + _again_gathered(place, near.tensor, _modules(place, sparse))
     late = min(place.software.overlap_tensor * returning, weight)
@@ -150,16 +156,37 @@ def _elementwise(place: Place, rates: Rates, sparse: bool, backward: bool) -> fl
     )
 
 
-def _experts(place: Place, group: Group, sparse: bool, beside: float) -> tuple[Cost, Cost]:
-    """Rows to their experts and back, forward and once more backward."""
-    moe = place.shape.config.moe
+def _experts(
+    place: Place, group: Group, sparse: bool, ahead: float, back: float
+) -> tuple[Cost, Cost]:
+    """Rows to their experts and back, forward and once more backward, beside computation of `ahead` and
+    `back` seconds: a schedule with both under way hides one behind the other's.
+    """
+    moe, software = place.shape.config.moe, place.software
     if not sparse or moe is None or place.ep == 1:
         return Cost(), Cost()
     sent = place.inside / place.tp * moe.top_k * place.shape.config.hidden_size
-    seconds = 2 * group.exchange(sent * place.element * place.software.imbalance)
-    hidden = min(place.software.overlap_experts * seconds, beside)
-    found = Cost(experts=seconds - hidden, hidden_experts=hidden)
-    return found, found
+    sent *= software.imbalance
+    once = _leaving(moe, group.domains) if software.dispatch_once else 1.0
+    there = group.exchange(sent * (software.dispatch_bytes or place.element), once)
+    again = group.exchange(sent * place.element, once)
+    return _beside(there + again, software.overlap_experts, ahead), _beside(
+        there + again, software.overlap_experts, back
+    )
+
+
+def _leaving(moe: MoEConfig, domains: int) -> float:
+    """Domains that a token goes to over the experts that it goes to, if experts are chosen evenly."""
+    met = domains * (1 - (1 - 1 / domains) ** moe.top_k)
+    if moe.groups > 1:
+        met = min(met, moe.top_groups)
+    return met / moe.top_k
+
+
+def _beside(seconds: float, share: float, computing: float) -> Cost:
+    hidden = min(share * seconds, computing)
+    slowed = hidden * CARRYING / (1 - CARRYING)
+    return Cost(experts=seconds - hidden + slowed, hidden_experts=hidden)
 
 
 def _again(place: Place, rates: Rates, forward: Cost, tensor: float) -> Cost:

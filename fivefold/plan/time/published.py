@@ -10,6 +10,7 @@
 - `LLAMA3`: Llama 3 (2407.21783), table 4, in TFLOP/s of a device.
 - `NEMO`: NVIDIA's performance summaries of NeMo 24.07 and Megatron Bridge 25.11 (docs.nvidia.com/nemo),
   dense models in FP8, in tokens a second and device.
+- `DEEPSEEK`: DeepSeek-V3 (2412.19437), table 1: 14.8 T tokens in 2.664 M hours of H800.
 - `BUBBLES`: Qi et al. 2023 (2401.10241), tables 3 to 5 (`bubbles.py`).
 """
 
@@ -28,6 +29,7 @@ from fivefold.plan.models.gpt import gpt
 from fivefold.plan.models.parse import shape
 from fivefold.plan.shape import ModelShape
 from fivefold.plan.software import (
+    DEEPSEEK_V3,
     LLAMA_2024,
     MEGATRON_2021,
     MEGATRON_2022,
@@ -267,6 +269,19 @@ def nemo() -> list[Case]:
             )
         )  # fmt: skip
     return found
+
+
+def deepseek() -> list[Case]:
+    """The whole pre-training, with all that happened in it; sequences of 4,096 in batches of 15,360."""
+    layout = Layout(pp=16, dp_shard=128, ep=64, zero=1, schedule="dualpipe")
+    training = Training(4096, 15_360, compute="fp8")
+    return [
+        Case(
+            "DeepSeek-V3", "2,048 H800, pp=16 ep=64", shape("deepseek-v3"), training,
+            Strategy(layout, 1, "selective"), cluster("256x8xH800"), DEEPSEEK_V3,
+            15_360 * 4096 / (14.8e12 / (2.664e6 * 3600) * 2048),
+        )
+    ]  # fmt: skip
 
 
 def mean_error(cases: Iterable[Case]) -> float:

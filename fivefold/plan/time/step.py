@@ -20,7 +20,7 @@ from fivefold.plan.time.data import Held, Traffic, Ways, gradients, held, sharde
 from fivefold.plan.time.flops import hardware_flops, training_flops
 from fivefold.plan.time.messages import message, waited
 from fivefold.plan.time.rates import rates
-from fivefold.plan.time.result import StepTime
+from fivefold.plan.time.result import DENSE_ERROR, EXPERTS_ERROR, StepTime
 from fivefold.plan.time.stage import layers_of, part_passes
 from fivefold.plan.time.update import update
 from fivefold.plan.time.work import Kinds, kinds
@@ -150,6 +150,7 @@ def assemble(
         tokens_per_second=tokens / total,
         flops_per_device=rate * training_flops(shape, training.sequence),
         mfu=rate * training_flops(shape, training.sequence) / peak,
+        error=DENSE_ERROR if shape.config.moe is None else EXPERTS_ERROR,
         hfu=rate * hardware_flops(shape, training.sequence, strategy.recompute) / peak,
     )
 
