@@ -38,6 +38,7 @@ def plan_compare(
     """Predicted against measured, line by line; writes the machine as the run knows it."""
     from rich.console import Console
 
+    from fivefold.core.errors import PlanError
     from fivefold.plan.calibrate.compare import cluster_of_run, compare
     from fivefold.plan.calibrate.finished import read_finished
     from fivefold.plan.calibrate.recalibrate import file_for, recalibrated, slowdown
@@ -46,16 +47,21 @@ def plan_compare(
     run = read_finished(run_dir)
     where = cluster_of_run(run) if cluster is None else find(cluster)
     _, lines = compare(run, where)
-    factor = slowdown(run, where)
     path = file_for(run, where, run_dir) if out is None else out
-    note = recalibrated(run, where, factor, path)
-    if keep:
+    factor: float | None = None
+    try:
+        factor = slowdown(run, where)
+        learnt = f"{recalibrated(run, where, factor, path)}; written to {path}: plan with --cluster {path}"
+    except PlanError as error:  # the comparison stands; it says what to look at
+        learnt = f"nothing is written: {error}"
+    if keep and factor is not None:
         _keep(path)
     if as_json:
         told = [asdict(line) | {"error": line.error} for line in lines]
+        written = None if factor is None else str(path)
         typer.echo(
             json.dumps({"run": run.name, "on": where.name, "lines": told, "slowdown": factor,
-                        "written": str(path)})
+                        "written": written, "learnt": learnt})
         )  # fmt: skip
         return
     console = Console(highlight=False)
@@ -63,7 +69,7 @@ def plan_compare(
         f"{run.name}: {run.shape.name}, {run.strategy.layout}, on {where.name}", soft_wrap=True
     )
     console.print(_table(lines))
-    console.print(f"{note}; written to {path}: plan with --cluster {path}", soft_wrap=True)
+    console.print(learnt, soft_wrap=True)
 
 
 def _keep(path: Path) -> None:

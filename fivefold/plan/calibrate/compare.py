@@ -71,10 +71,10 @@ def compare(run: Finished, where: Cluster) -> tuple[StepTime, list[Line]]:
         Line("MFU", "1", step.mfu, run.mfu, "each against its own peak"),
         _memory(run, where),
     ]
-    lines += [Line(what, "s", seconds, None) for what, seconds in step.pieces]
     if run.timeline is not None and run.strategy.layout.pp > 1:
         _, timeline = simulated_step(run.shape, run.training, run.strategy, where, run.software)
         lines += _pipeline(timeline, run.timeline)
+    lines += [Line(f"of the step: {what}", "s", seconds, None) for what, seconds in step.pieces]
     return step, lines
 
 

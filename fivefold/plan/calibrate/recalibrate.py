@@ -27,9 +27,9 @@ def slowdown(run: Finished, where: Cluster) -> float:
     low, high = FACTORS
     if not predicted(run, where, low) <= run.step_seconds <= predicted(run, where, high):
         raise PlanError(
-            f"the run's step of {run.step_seconds:.3g} s cannot be explained by its kernels: the "
-            f"plan has {predicted(run, where, 1.0):.3g} s",
-            "look at the other lines: links, or another machine than the run's",
+            f"kernels alone do not explain a step of {run.step_seconds:.3g} s, for which the plan has "
+            f"{predicted(run, where, 1.0):.3g} s",
+            "look at what the host and the links take, and whether the run was on this machine",
         )
     for _ in range(HALVINGS):
         middle = (low * high) ** 0.5

@@ -30,6 +30,7 @@ class LinkPart(Part):
     latency: Quantity | None = Field(None, ge=0)
     start: Quantity | None = Field(None, ge=0)
     efficiency: float | None = Field(None, gt=0, le=1)
+    multicast: bool | None = None
 
 
 class DevicePart(Part):

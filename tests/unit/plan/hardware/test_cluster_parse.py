@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from fivefold.core.errors import PlanError
+from fivefold.plan.hardware.cluster_file import LinkPart
+from fivefold.plan.hardware.link import Link
 from fivefold.plan.hardware.parse import cluster
 from fivefold.plan.hardware.quantity import quantity
 from fivefold.plan.hardware.servers import SERVERS
@@ -170,6 +173,11 @@ def test_a_file_that_is_wrong_names_the_field(tmp_path: Path, change, told: str)
     with pytest.raises(PlanError) as error:
         cluster(write(tmp_path, text.replace(*change)))
     assert told in str(error.value), str(error.value)
+
+
+def test_a_file_can_say_all_of_a_link() -> None:
+    said = {"name", "source"} | set(LinkPart.model_fields)
+    assert said == {field.name for field in fields(Link)}
 
 
 @pytest.mark.parametrize("text", ["- a list", "a: [", "\x00"])
