@@ -23,8 +23,10 @@ class Bounds:
         self.job = job
         self.estimators = estimators
         self._passes: dict[tuple[Width, int, Recompute], Pass] = {}
-        self._kept: dict[tuple[Width, int, Recompute], float] = {}
+        self._kept: dict[tuple[Width, int, Recompute], tuple[float, float]] = {}
         self._weights = _Weights.of(job)
+        config = job.shape.config
+        self._dense = sum(not config.is_sparse(i) for i in range(config.num_layers))
 
     def a_pass(self, width: Width, micro_batch: int, recompute: Recompute) -> Pass:
         """One micro-batch forward and backward through the whole model."""
@@ -36,13 +38,17 @@ class Bounds:
             )
         return self._passes[key]
 
-    def kept(self, width: Width, micro_batch: int, recompute: Recompute) -> float:
-        """Bytes of one micro-batch in one layer."""
+    def kept(self, width: Width, micro_batch: int, recompute: Recompute) -> tuple[float, float]:
+        """Bytes of one micro-batch in a dense layer, and in one with experts."""
         key = width, micro_batch, recompute
         if key not in self._kept:
-            job = self.job
-            self._kept[key] = self.estimators.kept(
-                job.shape, job.training, self._alone(*key), job.software
+            job, alone = self.job, self._alone(*key)
+            dense, sparse = self._dense, job.shape.config.num_layers - self._dense
+            self._kept[key] = tuple(  # type: ignore[assignment]
+                self.estimators.kept(job.shape, job.training, alone, job.software, kind)
+                if layers
+                else float("inf")
+                for kind, layers in ((False, dense), (True, sparse))
             )
         return self._kept[key]
 
@@ -86,17 +92,20 @@ class Bounds:
     def _activations(
         self, width: Width, pp: int, micro_batch: int, recompute: Recompute, pipe: Pipe | None
     ) -> float:
-        """Of rank 0, which has as many micro-batches under way as there are stages, or all."""
+        """Of the first ranks, which have as many micro-batches under way as there are stages."""
         job = self.job
         dp = job.devices // (width.ranks * pp)
         microbatches = job.training.global_batch // (dp * micro_batch)
-        layers = float(job.shape.config.num_layers // pp)
-        under_way = float(min(pp, microbatches))
+        layers, under_way = job.shape.config.num_layers // pp, float(pp)
         if pipe is not None and pipe.schedule == "interleaved" and microbatches > 2 * pp:
             # Of its `virtual` stages the smallest there can be.
-            layers = float(job.shape.config.num_layers // (pp * pipe.virtual) * pipe.virtual)
+            layers = job.shape.config.num_layers // (pp * pipe.virtual) * pipe.virtual
             under_way += (pp - 1) / pipe.virtual
-        kept = self.kept(width, micro_batch, recompute) * layers * under_way
+        dense, sparse = self.kept(width, micro_batch, recompute)
+        first = layers * min(dense, sparse)
+        kept = first * min(under_way, microbatches)
+        if 0 < self._dense <= layers and pp > 1:  # dense layers come first: the next rank has none
+            kept = max(kept, layers * sparse * min(under_way - 1, microbatches))
         return self.estimators.base + self.estimators.fragments * kept
 
 

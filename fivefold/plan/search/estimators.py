@@ -34,9 +34,9 @@ def one_pass(
     )
 
 
-def kept(shape: ModelShape, training: Training, strategy: Strategy, software: Software) -> float:
-    """Of the layer that keeps least, dense or sparse."""
+def kept(
+    shape: ModelShape, training: Training, strategy: Strategy, software: Software, sparse: bool
+) -> float:
+    """Of a layer, dense or `sparse`."""
     place = Place.of(shape, training, strategy, software)
-    config = shape.config
-    kinds = {config.is_sparse(layer) for layer in range(config.num_layers)}
-    return float(min(block(place, sparse, "accumulate").totals[0] for sparse in kinds))
+    return float(block(place, sparse, "accumulate").totals[0])

@@ -49,7 +49,7 @@ class Pass:
 LedgerOf = Callable[[ModelShape, Training, Strategy, Software], tuple[Memory, ...]]
 TimeOf = Callable[[ModelShape, Training, Strategy, Cluster, Software], StepTime]
 PassOf = Callable[[ModelShape, Training, Strategy, Cluster, Software], Pass]
-KeptOf = Callable[[ModelShape, Training, Strategy, Software], float]
+KeptOf = Callable[[ModelShape, Training, Strategy, Software, bool], float]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Estimators:
     """What strategies are judged by, and what bounds are made of.
 
     ledger: memory of each pipeline rank. step_time: of a step. one_pass: of a strategy without
-    pipeline. kept: bytes that the layer that keeps least keeps of one micro-batch, at least.
+    pipeline. kept: bytes that a layer, dense or with experts, keeps of one micro-batch at least.
     """
 
     ledger: LedgerOf

@@ -58,7 +58,7 @@ def leanest(
 
 def _choices(job: Job, bounds: Bounds) -> Iterator[tuple[float, Choice]]:
     """With the smallest micro-batch, which no larger one undercuts."""
-    for width in widths(job, job.devices):
+    for width in widths(job):
         for pp in depths(job, width):
             batch = next(micro_batches(job, width, pp), None)
             if batch is None:

@@ -32,6 +32,7 @@ from fivefold.plan.workload import Recompute
 
 SLOWEST = 1.3  # of the best time: the front goes no further
 CLOSE = 0.01  # of a time: what is no further from a bound need not be beaten
+MOST_JUDGED = 1500  # strategies for the front's sake, which is then followed no further
 FINER = 0.03  # of a device's memory: a difference that the front need not show
 
 Shape = tuple[int, int, int, int]  # tp, cp, ep, pp; the rest are data ranks
@@ -83,6 +84,7 @@ class Search:
         self.counts = Counts()
         self.by_shape: dict[Shape, Found] = {}
         self.found: list[Found] = []
+        self._times: list[float] = []  # of the shapes' best
         self._front: list[tuple[float, float]] = []  # seconds and bytes that none has both below
         self._memory = job.cluster.device.memory
         self._order = count()
@@ -90,7 +92,7 @@ class Search:
 
     def run(self) -> Result:
         """Raises what the estimators raise."""
-        for width in widths(self.job, most_ranks(self.job)):
+        for width in widths(self.job):
             for pp in depths(self.job, width):
                 self._start(width, pp)
         while self._heap:
@@ -124,27 +126,35 @@ class Search:
 
     def _ranked(self) -> float:
         """The time that a new shape must be below to be among those wanted."""
-        times = sorted(each.seconds for each in self.by_shape.values())
-        return times[self.wanted - 1] if len(times) >= self.wanted else float("inf")
+        return self._times[self.wanted - 1] if len(self._times) >= self.wanted else float("inf")
 
     def _horizon(self) -> float:
         """The time beyond which nothing matters."""
         ranked = self._ranked()
-        if not self.with_front or not self.found:
+        if not self._follows() or not self.found:
             return ranked
         return max(ranked, SLOWEST * self._front[0][0])
 
     def _may_matter(self, floor: float, node: _Node, split: Split | None = None) -> bool:
+        """Whether something of `node` that takes `floor` or more may be wanted, and may fit."""
+        if floor > self._horizon():
+            return False
+        micro_batch, recompute = node.micro_batch or 1, node.recompute or "full"
+        least = self.bounds.bytes(node.width, node.pp, micro_batch, recompute, node.pipe, split)
+        if least > self._memory:
+            return False
         here = self.by_shape.get(node.shape)
         best = float("inf") if here is None else here.seconds
         if floor * (1 + CLOSE) < min(self._ranked(), best):
             return True
-        if not self.with_front:
+        if not self._follows():
             return False
-        micro_batch, recompute = node.micro_batch or 1, node.recompute or "full"
-        least = self.bounds.bytes(node.width, node.pp, micro_batch, recompute, node.pipe, split)
         time, size = floor * (1 + CLOSE), least + FINER * self._memory
         return not any(seconds <= time and held <= size for seconds, held in self._front)
+
+    def _follows(self) -> bool:
+        """Whether the front is still followed."""
+        return self.with_front and self.counts.judged < MOST_JUDGED
 
     def _open(self, node: _Node) -> None:
         if node.pipe is not None:
@@ -174,14 +184,17 @@ class Search:
         batch, mode = node.micro_batch, node.recompute
         assert pipe is not None and batch is not None and mode is not None
         job = self.job
+        least = 0.0  # what a step takes whatever data ranks divide
         for split in splits(job, width, pp, pipe):
-            if self.bounds.bytes(width, pp, batch, mode, pipe, split) > self._memory:
+            if not self._may_matter(least, node, split):
                 continue
             chosen = strategy(width, pp, pipe, split, batch, mode)
             self.counts.judged += 1
             time = self.estimators.step_time(
                 job.shape, job.training, chosen, job.cluster, job.software
             )  # fmt: skip
+            if split.zero == 1:
+                least = time.total - time.exposed.get("dp", 0.0) - time.optimizer
             if not self._may_matter(time.total, node, split):
                 continue
             memory = self.estimators.ledger(job.shape, job.training, chosen, job.software)
@@ -198,11 +211,7 @@ class Search:
             self._front = sorted([*rest, point])
         if shape not in self.by_shape or one.seconds < self.by_shape[shape].seconds:
             self.by_shape[shape] = one
-
-
-def most_ranks(job: Job) -> int:
-    """Ranks that may share one sequence: all."""
-    return job.devices
+            self._times = sorted(each.seconds for each in self.by_shape.values())
 
 
 def search(job: Job, estimators: Estimators, *, wanted: int = 8, with_front: bool = True) -> Result:

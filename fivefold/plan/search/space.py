@@ -26,6 +26,8 @@ from fivefold.plan.workload import Recompute, Strategy
 
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 MOST_STAGES = 8  # of one rank: more only send more
+FEWEST_TOKENS = 512  # of a sequence on a context rank: with fewer its products are of half tiles
+MOST_DOMAINS = 2  # that tensor ranks spread over: one more costs the same link again
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,14 @@ class Split:
     zero: Literal[1, 2, 3]
 
 
-def widths(job: Job, most: int) -> Iterator[Width]:
-    """All ways to cut layers and sequences over at most `most` ranks of the job's devices."""
+def widths(job: Job) -> Iterator[Width]:
+    """All ways to cut layers and sequences over the job's devices."""
     config, sequence = job.shape.config, job.training.sequence
     moe = config.moe
-    for tp in _tensor(job, most):
+    for tp in _tensor(job):
         whole = sequence % tp == 0
         for cp in divisors(job.devices // tp):
-            if cp * tp > most or 2 * cp > sequence:
+            if cp > 1 and sequence < cp * FEWEST_TOKENS:
                 continue
             for ulysses, kind in _context(config, tp, cp):
                 ways = divisors(moe.experts) if moe is not None else (1,)
@@ -182,9 +184,9 @@ def accepted(config: ModelConfig, width: Width, sequence: int) -> bool:
     return True
 
 
-def _tensor(job: Job, most: int) -> Iterator[int]:
+def _tensor(job: Job) -> Iterator[int]:
     for tp in divisors(job.devices):
-        if tp <= most and tp <= job.shape.config.num_heads:
+        if tp <= MOST_DOMAINS * job.cluster.domain and tp <= job.shape.config.num_heads:
             yield tp
 
 
