@@ -8,6 +8,9 @@ from fivefold.plan.serving.this import MeasuredDevice
 GRAPH, GRAPH_BLACKWELL = 0.6, 0.42
 """Of a launch, what is left when kernels are replayed from a captured graph, as servers do. On
 Blackwell kernels begin before those ahead of them have ended (programmatic dependent launch)."""
+EAGER = 6.0
+"""Launches that a kernel takes of the host when it is not replayed: an operator of PyTorch with the
+Python around it, 30 us (vLLM's --enforce-eager takes 12 to 15 ms for the 32 layers of an 8B)."""
 EXPERTS, EXPERTS_BLACKWELL = 0.8, 1.0
 """Of the bandwidth that large matrices are read with, what reading many small experts reaches."""
 NARROW = {"fp8": 0.8, "int8": 0.8, "fp4": 0.7}
@@ -52,16 +55,19 @@ def reading(device: Device) -> float:
     return device.reading if isinstance(device, MeasuredDevice) else bandwidth(device)
 
 
-def launch(device: Device, captured: bool) -> float:
-    """Seconds that a kernel costs at least; `captured`: replayed from a graph.
+def launch(device: Device) -> float:
+    """Seconds that a kernel replayed from a graph costs at least.
 
     A processor's step is one native call, which has none.
     """
     if isinstance(device, MeasuredDevice):
         return 0.0
-    if not captured:
-        return device.efficiency.launch
     return device.efficiency.launch * (GRAPH_BLACKWELL if _is_blackwell(device) else GRAPH)
+
+
+def eager(device: Device) -> float:
+    """Seconds of the host for a kernel that is not replayed."""
+    return 0.0 if isinstance(device, MeasuredDevice) else EAGER * device.efficiency.launch
 
 
 def _is_blackwell(device: Device) -> bool:

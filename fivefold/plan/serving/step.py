@@ -10,7 +10,8 @@ choose k each touch X (1 - (1 - k/X)^n); these are read, and multiplied in tiles
 computed whole. Attention of an answer reads its keys and values once; that of a prompt is bound
 by operations. What is elementwise moves `PASSES` times the hidden state through memory. A layer
 has two all-reduces over tp, or with attention DP the experts' dispatch and combine. All that adds
-up: kernels of one stream run one after another.
+up: kernels of one stream run one after another. Steps of answers are replayed from captured graphs;
+one that reads prompts is launched kernel by kernel, and takes at least what that takes the host.
 
 A pipeline passes pp groups of rows around: a step of all rows takes what a pass of one group
 takes, sent from stage to stage.
@@ -19,7 +20,7 @@ takes, sent from stage to stage.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 from fivefold.plan.hardware.cluster import Cluster
@@ -100,10 +101,10 @@ class StepModel:
         layout = strategy.layout
         self._tp, self._stages, self._ways = layout.tp, layout.pp, layout.dp_shard
         kernels = self._kernels()
-        self._captured = kernels * rates.launch(self._device, captured=True)
+        self._captured = kernels * rates.launch(self._device)
         self._groups = self._stages * self._ways
         self._others: dict[int, float] = {}
-        self._launched = kernels * rates.launch(self._device, captured=False)
+        self._host = kernels * rates.eager(self._device)
         form = product_form(self._device, "fp32" if strategy.weights == "fp32" else "bf16")
         self._attention_rate = rates.attention(self._device, form)
         self._bandwidth = rates.bandwidth(self._device)
@@ -140,16 +141,23 @@ class StepModel:
         tokens = max(1.0, rows + batch.prompt / groups)
         sampled = (batch.sampled + batch.rows * (each - 1)) / groups
         stages = self._stages
-        return StepCost(
+        cost = StepCost(
             products=stages * sum(self._product(m, tokens) for m in self.work.matrices),
             experts=stages * self._experts(tokens * self._ways),
             attention=stages * self._attention(batch, each, groups),
             elementwise=stages * self._elementwise(tokens),
             communication=stages * self._communication(tokens) + self._between_stages(tokens),
-            launches=stages * (self._launched if batch.prompt else self._captured),
+            launches=stages * self._captured,
             head=self._product(self.work.head, max(1.0, sampled)) if sampled else 0.0,
             host=self.strategy.system.host,
         )
+        return self._uncaptured(cost) if batch.prompt else cost
+
+    def _uncaptured(self, cost: StepCost) -> StepCost:
+        """The device waits for the host where launching kernels takes longer than they do."""
+        working = cost.total - cost.host - cost.launches
+        waiting = self._stages * self._host - working
+        return cost if waiting < cost.launches else replace(cost, launches=waiting)
 
     def seconds(self, batch: Batch) -> float:
         """Seconds of a step.
