@@ -41,7 +41,10 @@ def _grouped(tape: Tape, place: Place, hidden: Value, entered: Value) -> Value:
 
     query = normed(project(place.heads), place.heads)
     key = normed(project(place.kv_heads), place.kv_heads)
-    turned = [turn(tape, place, query, place.heads * dim), turn(tape, place, key, place.kv_heads * dim)]
+    turned = [
+        turn(tape, place, query, place.heads * dim),
+        turn(tape, place, key, place.kv_heads * dim),
+    ]
     value = project(place.kv_heads)
     attended = attend(tape, place, turned[0], turned[1], value, place.kv_heads)
     tape.free(*turned, value)
@@ -72,9 +75,13 @@ def _latent(tape: Tape, place: Place, mla: MLAConfig, hidden: Value, entered: Va
     first = _gathered(place, entered)
     bias = config.qkv_bias
     if mla.query_rank is None:
-        query = linear(tape, place, NAME, hidden, rows, size, heads * config.head_dim, entered=first)
+        query = linear(
+            tape, place, NAME, hidden, rows, size, heads * config.head_dim, entered=first
+        )
     else:
-        down = linear(tape, place, NAME, hidden, rows, size, mla.query_rank, bias=bias, entered=first)
+        down = linear(
+            tape, place, NAME, hidden, rows, size, mla.query_rank, bias=bias, entered=first
+        )
         latent = norm(tape, place, down, rows, mla.query_rank)
         tape.free(down)
         query = linear(tape, place, NAME, latent, rows, mla.query_rank, heads * config.head_dim)
@@ -144,9 +151,7 @@ def _operands(place: Place, kv_heads: int) -> tuple[int, int, int]:
     )
 
 
-def _unfused(
-    tape: Tape, place: Place, inputs: list[tuple[Value, int | None]], out: int
-) -> Value:
+def _unfused(tape: Tape, place: Place, inputs: list[tuple[Value, int | None]], out: int) -> Value:
     """All scores [B,H,S,S] (Korthikanti et al. 2022): softmax's result, a mask, what is left."""
     (query, of_query), (key, of_key), (value, of_value) = inputs
     square = place.inside * place.heads * place.length * place.element
@@ -165,7 +170,11 @@ def _unfused(
     tape.free(scores)
     if place.software.dropout:
         left = tape.op(
-            "scores", square, [(weights, square)], extra=square // place.element, extra_name="scores"
+            "scores",
+            square,
+            [(weights, square)],
+            extra=square // place.element,
+            extra_name="scores",
         )
         tape.free(weights)
         weights = left

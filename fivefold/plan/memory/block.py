@@ -99,7 +99,9 @@ def _backward(
     tape.mark()
     if again:
         tape.grad = tape.replaying = True
-        waiting = place.gathered if place.tensor > 1 else 0  # what leaves a divided module, gathered
+        waiting = (
+            place.gathered if place.tensor > 1 else 0
+        )  # what leaves a divided module, gathered
         tape.hold_now(GRADIENT, waiting)
         out = _body(tape, place, x, sparse, units.experts)
         tape.stopped = False

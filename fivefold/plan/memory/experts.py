@@ -50,7 +50,9 @@ def _route(tape: Tape, place: Place, moe: MoEConfig, x: Value) -> list[Value]:
     choice = tape.op("router", tokens * moe.top_k * INDEX, [])
     weight = tape.op("router", chosen, [(found, scores)], saves=[choice.storage])
     if moe.normalise:
-        normal = tape.op("router", chosen, [(weight, chosen)], saves=[weight.storage], extra=tokens * WIDE)
+        normal = tape.op(
+            "router", chosen, [(weight, chosen)], saves=[weight.storage], extra=tokens * WIDE
+        )
         tape.free(weight)
         weight = normal
     scaled = tape.op("router", chosen, [(weight, chosen)])
@@ -75,7 +77,9 @@ def _dispatch(
         arrived = tape.op("dispatch", size, [(spread, size)])
         tape.free(spread)
         places = [tape.new("dispatch", rows * INDEX) for _ in range(2)]
-        together = tape.op("dispatch", size, [(arrived, size)], saves=[places[0]], temporary=(size,))
+        together = tape.op(
+            "dispatch", size, [(arrived, size)], saves=[places[0]], temporary=(size,)
+        )
         answers = _experts(tape, place, moe, together, rows, unit)
         tape.free(together)
         apart = tape.op("dispatch", size, [(answers, size)], saves=[places[1]], temporary=(size,))
@@ -88,9 +92,7 @@ def _dispatch(
     return found
 
 
-def _experts(
-    tape: Tape, place: Place, moe: MoEConfig, x: Value, rows: int, unit: int
-) -> Value:
+def _experts(tape: Tape, place: Place, moe: MoEConfig, x: Value, rows: int, unit: int) -> Value:
     """Gated feed-forwards over their own rows."""
     here, element = moe.experts // place.ep, place.element
     width, wide = place.shape.config.hidden_size, moe.expert_size

@@ -18,9 +18,7 @@ def feed_forward(
     hidden = enter(tape, place, x)
     inner = rows * wide * place.element
     up = [
-        linear(
-            tape, place, name, hidden, rows, narrow, wide, bias=config.mlp_bias, entered=entered
-        )
+        linear(tape, place, name, hidden, rows, narrow, wide, bias=config.mlp_bias, entered=entered)
         for _ in range(2 if place.shape.gated else 1)
     ]
     active = tape.op(name, inner, [(x, inner) for x in up], saves=[x.storage for x in up])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import ge
@@ -28,6 +29,7 @@ class Moment:
     stage: int
     kept: tuple[int, ...]
     aside: tuple[int, ...]
+    sent: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,13 @@ def flights(schedule: str, ranks: int, microbatches: int, virtual: int) -> tuple
         return (Flight((0,), moments),)  # type: ignore[arg-type]
     if schedule in ("gpipe", "1f1b"):
         return tuple(
-            _straight(r, microbatches if schedule == "gpipe" else min(ranks - r, microbatches))
-            for r in range(ranks)
+            _straight(
+                rank,
+                ranks,
+                microbatches if schedule == "gpipe" else min(ranks - rank, microbatches),
+                microbatches,
+            )
+            for rank in range(ranks)
         )
     built = _build(schedule, ranks, microbatches, virtual)
     return tuple(_flight(built, rank) for rank in range(ranks))
@@ -60,10 +67,14 @@ def stages_of(schedule: str, ranks: int, virtual: int) -> int:
     return 2 * ranks if schedule in ("zbv", "dualpipe-v") else ranks
 
 
-def _straight(rank: int, most: int) -> Flight:
+def _straight(rank: int, ranks: int, most: int, microbatches: int) -> Flight:
     """`most` micro-batches are kept while the last of them comes, and the first goes."""
-    found = (Moment("F", 0, (most - 1,), (0,)), Moment("B", 0, (most,), (0,)))
-    return Flight((rank,), found)
+    back = min(WINDOW, microbatches - most) if rank else 0
+    found = []
+    for kind, kept in (("F", most - 1), ("B", most)):
+        forth = min(WINDOW, microbatches - (kind == "F")) if rank < ranks - 1 else 0
+        found.append(Moment(kind, 0, (kept,), (0,), forth + back))  # type: ignore[arg-type]
+    return Flight((rank,), tuple(found))
 
 
 def _build(name: str, ranks: int, microbatches: int, virtual: int) -> Schedule:
@@ -82,10 +93,15 @@ def _flight(schedule: Schedule, rank: int) -> Flight:
     held = schedule.held(rank)
     index = {stage: place for place, stage in enumerate(held)}
     kept, aside = [0] * len(held), [0] * len(held)
+    sent: Counter[int] = Counter()
     seen: set[Moment] = set()
     for action in schedule.orders[rank]:
         place = index[action.stage]
-        seen.add(Moment(action.kind, place, tuple(kept), tuple(aside)))
+        held_back = sum(min(WINDOW, count) for count in sent.values())
+        seen.add(Moment(action.kind, place, tuple(kept), tuple(aside), held_back))
+        receiver = schedule.receiver(action)
+        if receiver is not None:
+            sent[schedule.placement[receiver]] += 1
         if action.kind == "F":
             kept[place] += 1
         elif action.kind == "W":
@@ -99,7 +115,7 @@ def _flight(schedule: Schedule, rank: int) -> Flight:
 def _highest(moments: set[Moment]) -> tuple[Moment, ...]:
     """Those that no other of the same action is above in every count."""
     found: dict[tuple[str, int], list[Moment]] = {}
-    for one in sorted(moments, key=lambda m: -sum(m.kept) - sum(m.aside)):
+    for one in sorted(moments, key=lambda m: -sum(m.kept) - sum(m.aside) - m.sent):
         same = found.setdefault((one.kind, one.stage), [])
         if not any(_above(other, one) for other in same):
             same.append(one)

@@ -11,7 +11,7 @@ from fivefold.core.layout import Layout
 from fivefold.plan.memory.block import Bytes
 from fivefold.plan.memory.depth import stage_layers
 from fivefold.plan.memory.flight import Flight, Moment, flights, stages_of
-from fivefold.plan.memory.moving import at_the_end, messages
+from fivefold.plan.memory.moving import at_the_end
 from fivefold.plan.memory.parameters import Weight, layer_weights, outer_weights
 from fivefold.plan.memory.place import INDEX, Place
 from fivefold.plan.memory.stage import Gathering, Span, Stage, stage
@@ -148,10 +148,11 @@ def _fullest(
     gathering = Gathering.of(layout)
     stages = [stage(place, span, gathering, split, microbatches > 1) for span in spans]
     weights = weights_of(place, spans)
-    always = messages(place, layout, rank, microbatches)
+    # What comes is taken over by the action that waits for it; around a ring, the next comes early.
+    early = int(layout.schedule == "interleaved" and layout.pp > 1 and rank > 0)
     sizes = [_Sizes.of(s) for s in stages]
-    moment = max(flight.moments, key=lambda m: _size(sizes, m))
-    found = _bytes(stages, moment) + always
+    moment = max(flight.moments, key=lambda m: _size(sizes, m) + m.sent * place.hidden)
+    found = _bytes(stages, moment) + Counter({"messages": (moment.sent + early) * place.hidden})
     end = at_the_end(place, layout, weights, spans[0].first, spans[-1].last)
     if end.total() > found.total():
         return end, "the end of the step"

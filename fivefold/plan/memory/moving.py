@@ -1,4 +1,4 @@
-"""Buffers that are no part of a block: messages of the pipeline, buckets of the data axis."""
+"""Buckets of the data axis, and what the end of a step takes."""
 
 from __future__ import annotations
 
@@ -7,24 +7,9 @@ from collections.abc import Sequence
 
 from fivefold.core.layout import Layout
 from fivefold.plan.memory.block import Bytes
-from fivefold.plan.memory.flight import WINDOW
 from fivefold.plan.memory.parameters import Weight
 from fivefold.plan.memory.place import WIDE, Place
 from fivefold.plan.memory.states import expert_shards, is_sharded
-
-
-def messages(place: Place, layout: Layout, rank: int, microbatches: int) -> Bytes:
-    """Hidden states and gradients that were sent: the last ones are kept for a while.
-
-    What comes is taken over by the action that waits for it, and counted there.
-    """
-    if layout.pp == 1:
-        return Counter()
-    ends = (rank > 0) + (rank < layout.pp - 1)
-    comes = 0
-    if layout.schedule == "interleaved":  # all around; the next forward's comes early
-        ends, comes = min(2, layout.pp - 1), int(rank > 0)
-    return Counter({"messages": (ends * min(WINDOW, microbatches) + comes) * place.hidden})
 
 
 Placed = tuple[int, Weight]  # with the number of its block

@@ -40,9 +40,7 @@ class Weight:
 
 
 @cache
-def layer_weights(
-    shape: ModelShape, sparse: bool, tp: int = 1, ep: int = 1
-) -> tuple[Weight, ...]:
+def layer_weights(shape: ModelShape, sparse: bool, tp: int = 1, ep: int = 1) -> tuple[Weight, ...]:
     """Of one layer; `sparse`: its feed-forward is a mixture of experts."""
     found = []
     for name, *dims in _layer(shape, sparse):
@@ -87,9 +85,7 @@ def _layer(shape: ModelShape, sparse: bool) -> Iterator[tuple[str, *tuple[int, .
     """(name, *dims) of every parameter, whole."""
     config = shape.config
     yield from _norm("attention_norm", shape)
-    yield from (
-        _attention(config) if config.mla is None else _latent_attention(config, config.mla)
-    )
+    yield from (_attention(config) if config.mla is None else _latent_attention(config, config.mla))
     yield from _norm("feed_forward_norm", shape)
     if config.post_norms:
         yield from _norm("attention_post_norm", shape)
@@ -142,9 +138,7 @@ def _latent_attention(
     yield "attention.key_value_norm.weight", mla.key_value_rank
     unfolded = heads * (mla.nope_dim + mla.value_dim)
     yield "attention.key_value_up.weight", unfolded, mla.key_value_rank
-    yield from _projection(
-        "attention.output", hidden, heads * mla.value_dim, config.output_bias
-    )
+    yield from _projection("attention.output", hidden, heads * mla.value_dim, config.output_bias)
 
 
 def _feed_forward(

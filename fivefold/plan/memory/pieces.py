@@ -49,9 +49,7 @@ def enter(tape: Tape, place: Place, x: Value) -> Value:
         return tape.op_view(x, place.gathered)
     # Gathered along the sequence: what arrives rank by rank is put in order by a copy.
     tape.hold_now("gathered", place.gathered)
-    found = tape.op(
-        "gathered", place.gathered, [(x, place.hidden)], temporary=(place.gathered,)
-    )
+    found = tape.op("gathered", place.gathered, [(x, place.hidden)], temporary=(place.gathered,))
     tape.let_go("gathered", place.gathered)
     return found
 

@@ -85,9 +85,7 @@ def stage(
     return Stage(kept, forward, backward, for_input, aside, max(p.weight for p in parts))
 
 
-def _passages(
-    place: Place, span: Span, gathering: Gathering, weights: Weights
-) -> list[Passage]:
+def _passages(place: Place, span: Span, gathering: Gathering, weights: Weights) -> list[Passage]:
     """Blocks, and the head behind them."""
     tp, ep, element = place.tp, place.ep, place.element
     dense, expert = [], []

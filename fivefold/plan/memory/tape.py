@@ -257,7 +257,10 @@ class Tape:
         for size in node.temporary:
             self._change("gradients of activations", size)
         found = [
-            (value, self.hold(incoming) if size is None else self.new("gradients of activations", size))
+            (
+                value,
+                self.hold(incoming) if size is None else self.new("gradients of activations", size),
+            )
             for value, size in node.inputs
         ]
         weights = self._weights(node, incoming)
