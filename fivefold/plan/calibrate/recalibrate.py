@@ -49,6 +49,7 @@ def slowed(where: Cluster, factor: float) -> Cluster:
     """The cluster with kernels that take `factor` times as long."""
     found = where.device.efficiency
     slower = {name: getattr(found, name) / factor for name in SLOWED}
+    slower["launch"] = found.launch * factor
     device = replace(where.device, efficiency=replace(found, **slower))
     return replace(where, device=device)
 

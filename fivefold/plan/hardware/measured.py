@@ -82,7 +82,7 @@ def device_of(profile: Profile, ranks: int = 1) -> Device:
             / ranks,
             bandwidth=min(1.0, (_rate(profile, "copy") or read) / bandwidth) / slower,
             attention=_attention_share(profile, peak) / slower,
-            launch=profile.launch,
+            launch=profile.launch * slower,
             source=f"measured {profile.date}",
         ),
         watts=known.watts if known is not None else 0.0,
