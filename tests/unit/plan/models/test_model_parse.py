@@ -209,3 +209,10 @@ def test_naming_a_model_needs_no_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert printed.stdout.strip() == "False"
+
+
+def test_every_config_that_is_at_hand_is_read(shared_data: Path) -> None:
+    paths = sorted((shared_data / "hf-configs").glob("*/*.json"))
+    assert len(paths) > 30
+    for path in paths:
+        assert parameters(shape(path)).total > 1e8, path.name
