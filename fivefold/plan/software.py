@@ -23,14 +23,13 @@ MEGATRON_2021 = Software(
     dropout=True,
     selective="attention",
     flat_shards=True,
-    libraries=0.93,
+    accumulate=6.0,
     dispatch=30e-6,
     update=60.0,
     blocking_sends=True,
     even_stages=True,
     source="Narayanan et al. 2021 (2104.04473): fp16, gradients all-reduced after the last backward, "
-    "sends that block, scattered over tensor ranks (section 4.1), fused softmax (4.2). libraries: "
-    "its 530B takes 54.1 s a step, in 2022 the same layout 49.1 s on the same devices",
+    "sends that block, scattered over tensor ranks (section 4.1), fused softmax (4.2)",
 )
 MEGATRON_2022 = replace(
     MEGATRON_2021,
@@ -38,14 +37,13 @@ MEGATRON_2022 = replace(
     gradient_bytes=4,
     overlap_tensor=0.3,
     keeps_gathered=False,
-    libraries=1.0,
+    accumulate=0.0,
     source="Korthikanti et al. 2022 (2205.05198): as 2021, with some of backward's traffic of tensor "
     "ranks beside the weights' gradients (what table 4's times of a layer leave room for)",
 )
 MEGATRON_DEEPSPEED = replace(
     MEGATRON_2021,
     name="megatron-deepspeed",
-    libraries=1.0,
     dispatch=46e-6,
     update=34.0,
     source="github.com/microsoft/Megatron-DeepSpeed as vTrain (2312.12391) ran it: fp16, 1F1B. dispatch and "
@@ -54,6 +52,7 @@ MEGATRON_DEEPSPEED = replace(
 MEGATRON_CORE = Software(
     "megatron-core",
     fused_loss=False,
+    accumulate=0.0,
     overlap=1.0,
     overlap_tensor=0.7,
     keeps_gathered=False,

@@ -40,7 +40,8 @@ class Software:
         of `parameter_bytes` beside masters; else rows of each parameter, and masters alone.
     chunk: tokens whose logits exist at a time, with fused_loss.
     bucket: bytes of fp32 gradients that are sent at a time.
-    libraries: share of a device's rate of products that the libraries of its time reach.
+    accumulate: bytes of memory that adding a micro-batch's gradient to the sum reads and writes for one
+        parameter; 0: the product that makes the gradient adds it.
     dispatch: seconds the host takes to start one operator.
     update: bytes of memory that a step of the optimizer reads and writes for one parameter.
     blocking_sends: a rank computes nothing while it sends to or receives from another stage.
@@ -68,7 +69,7 @@ class Software:
     flat_shards: bool = False
     chunk: int = 256
     bucket: int = 25 << 20
-    libraries: float = 1.0
+    accumulate: float = 10.0
     dispatch: float = 6e-6
     update: float = 50.0
     blocking_sends: bool = False

@@ -92,7 +92,7 @@ def block(place: Place, rates: Rates, near: Neighbours, window: int | None, spar
     return Passes(
         whole,
         up + against + routed_back,
-        Cost(products=weight, operators=4),
+        Cost(products=weight, elementwise=_accumulated(place, rates, sparse), operators=4),
         _again(place, rates, whole, tensor),
     )
 
@@ -132,6 +132,13 @@ def _products(place: Place, rates: Rates, sparse: bool) -> tuple[float, float, f
         forward += rates.product(flops, operands + element * each.elements, each.aligned)
         weight += rates.product(flops, operands + 2 * kept * each.elements, each.aligned)
     return forward, forward, weight
+
+
+def _accumulated(place: Place, rates: Rates, sparse: bool) -> float:
+    """Gradients of a micro-batch are added to the sum, where the product does not do that itself."""
+    found = products(place.shape, sparse, place.tp, place.ep)
+    size = sum(each.elements for each in found) * place.software.accumulate
+    return rates.pass_over(size, len(found)) if size else 0.0
 
 
 def _casts(place: Place, rates: Rates, sparse: bool) -> tuple[float, float]:

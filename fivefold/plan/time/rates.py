@@ -54,11 +54,8 @@ class Rates:
         return moved / self.memory + kernels * self.launch
 
 
-def rates(device: Device, form: str, libraries: float = 1.0) -> Rates:
-    """Of a device computing in `form`. Raises PlanError for a format that it does not have.
-
-    `libraries`: share of the device's product rate that a software's libraries reach.
-    """
+def rates(device: Device, form: str) -> Rates:
+    """Of a device computing in `form`. Raises PlanError for a format that it does not have."""
     found = device.efficiency
     wide = next((f for f in ("bf16", "fp16", "fp32") if f in device.peak), form)
     half = device.flops(wide if form in NARROW else form)
@@ -66,8 +63,8 @@ def rates(device: Device, form: str, libraries: float = 1.0) -> Rates:
         "fp8" if form == "mxfp8" and form not in device.peak else form
     )
     return Rates(
-        matrix=peak * found.products * libraries,
-        half=half * found.products * libraries,
+        matrix=peak * found.products,
+        half=half * found.products,
         small=found.small,
         memory=device.bandwidth * found.bandwidth,
         attention=half * found.attention,

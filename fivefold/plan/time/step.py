@@ -59,7 +59,7 @@ def pieces(
     """Costs of every part for one micro-batch. Raises PlanError for a batch that does not divide."""
     layout = strategy.layout
     place = Place.of(shape, training, strategy, software)
-    speed = rates(cluster.device, training.compute, software.libraries)
+    speed = rates(cluster.device, training.compute)
     near, ways = Neighbours.of(cluster, layout), Ways.of(cluster, layout)
     known: dict[Kinds, tuple[Passes, Held, Traffic, Part]] = {}
     found = []
@@ -177,7 +177,7 @@ def _end(
     layout, element = strategy.layout, element_bytes(training, software)
     ways, speed = (
         Ways.of(cluster, layout),
-        rates(cluster.device, training.compute, software.libraries),
+        rates(cluster.device, training.compute),
     )
     ends: dict[tuple[Held, float, float], _End] = {}
     for mine in of:
