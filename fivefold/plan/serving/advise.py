@@ -27,8 +27,8 @@ from fivefold.plan.shape import ModelShape
 
 TRIALS = 4
 """Rates that are simulated for an engine."""
-PROBES = 160
-"""Requests of a trial."""
+PROBES, LIVES = 160, 4
+"""Requests of a trial at least, and how many times the life of one it lasts."""
 BUSY = 0.7
 """Share of its time that an engine for prompts is planned to read: beyond, queues grow fast."""
 MENDS = 6
@@ -156,7 +156,9 @@ def most_rate(
     rate = traffic.rate
     if top is None or rate is None:
         return 0.0
-    few = Traffic(traffic.demands[:PROBES], traffic.name)
+    life = top.ttft + answer * top.tpot
+    count = max(PROBES, math.ceil(LIVES * life * top.requests_per_second))
+    few = Traffic(traffic.demands[:count], traffic.name)
     known = few.rate or rate
     low, high = 0.0, top.requests_per_second * 1.1
     trial = high * 0.7

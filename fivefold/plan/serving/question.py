@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from fivefold.plan.serving.strategy import ServingStrategy, Split
 from fivefold.plan.serving.traffic import Traffic
 
 SPECULATED = re.compile(r"(0?\.\d+|0|1)\s*x\s*(\d+)(?:\s*@\s*(\d*\.?\d+))?")
-REQUESTS = 300
+FEWEST, SECONDS, MOST = 200, 40, 2000
+"""Requests that are simulated: `SECONDS` of them, so that what begins empty fills up."""
 TRACE_REQUESTS = 2000
 
 
@@ -78,7 +80,7 @@ class Question:
         if self.rate is not None:
             return loads.steady(
                 self.rate, self.input_tokens, self.output_tokens,
-                requests=self.requests or REQUESTS, spread=self.spread,
+                requests=self.requests or self._enough, spread=self.spread,
                 shared_prefix=self.shared_prefix, seed=self.seed,
             )  # fmt: skip
         if self.concurrency is not None:
@@ -87,6 +89,10 @@ class Question:
                 requests=self.requests, seed=self.seed,
             )  # fmt: skip
         return None
+
+    @property
+    def _enough(self) -> int:
+        return max(FEWEST, min(MOST, math.ceil((self.rate or 0.0) * SECONDS)))
 
     def strategy(self, cluster: Cluster) -> ServingStrategy:
         """An engine, of the layout that is given or of one device."""
