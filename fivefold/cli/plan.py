@@ -8,19 +8,75 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fivefold.cli.plan_compare import plan_compare
+from fivefold.cli.plan_hardware import plan_hardware, plan_models
+from fivefold.cli.plan_memory import EPILOG as MEMORY_EPILOG
+from fivefold.cli.plan_memory import plan_memory
+from fivefold.cli.plan_serve import plan_serve
 from fivefold.core.errors import DataError, FivefoldError, one_line
 
 if TYPE_CHECKING:
     from fivefold.axes.pp.timeline import Timeline
 
 plan_app = typer.Typer(
-    name="plan", help="Look at a layout before anything runs.", no_args_is_help=True
+    name="plan",
+    help="Which layout, will it fit, how fast, at what cost: before anything runs.",
+    epilog="Examples:\n\n"
+    "    fivefold plan --model llama-3.1-70b --cluster 8x8xH100 "
+    "--workload seq=4096,batch=512,tokens=1T\n\n"
+    "    fivefold plan --model 13B --cluster 4x8xA100-80GB --workload seq=2048,batch=512 "
+    "--layout tp=4,pp=2,dp=4,micro_batch=4 --explain\n\n"
+    "    fivefold plan --model config.json --cluster cluster.yaml --workload seq=4096,batch=512 "
+    "--html plan.html --recipe plan.yaml --flags megatron\n\n"
+    "    fivefold plan memory --help",
+    invoke_without_command=True,
 )
+plan_app.command("memory", epilog=MEMORY_EPILOG)(plan_memory)
+plan_app.command("serve")(plan_serve)
+plan_app.command("compare")(plan_compare)
+plan_app.command("hardware")(plan_hardware)
+plan_app.command("models")(plan_models)
 
 
 @plan_app.callback()
-def _plan() -> None:
-    """Look at a layout before anything runs."""
+def plan(
+    context: typer.Context,
+    model: str | None = typer.Option(
+        None, help="config.json, a folder with one, a published name (`plan models`), or 13B."
+    ),
+    cluster: str | None = typer.Option(
+        None, help="nodes x devices x name (8x8xH100), 64xH100, 2xNVL72, a YAML file, or `this`."
+    ),
+    workload: str | None = typer.Option(
+        None, help="seq=4096,batch=512,tokens=1T,precision=bf16,optimizer=adamw."
+    ),
+    layout: str | None = typer.Option(
+        None, help="Your own idea, judged beside the best: tp=8,pp=4,dp=2,micro_batch=1,recompute=…"
+    ),
+    objective: str = typer.Option("time", help="time, cost or memory."),
+    software: str = typer.Option(
+        "fivefold", help="The training system: fivefold, megatron-core, megatron-2021, …"
+    ),
+    flags: str | None = typer.Option(
+        None, help="Print the best as flags of megatron or torchtitan."
+    ),
+    recipe: Path | None = typer.Option(None, help="Write the best as a recipe for `train` here."),
+    html: Path | None = typer.Option(None, help="Write a page with plots here."),
+    explain: bool = typer.Option(False, "--explain", help="Show the arithmetic."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Search all layouts of a training run, and say which is best and why."""
+    if context.invoked_subcommand is not None:
+        return
+    if model is None and cluster is None and workload is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
+    from fivefold.cli.plan_training import plan_training
+
+    plan_training(
+        model=model, cluster=cluster, workload=workload, layout=layout, objective=objective,
+        software=software, flags=flags, recipe=recipe, html=html, explain=explain, as_json=as_json,
+    )  # fmt: skip
 
 
 @plan_app.command(

@@ -28,7 +28,9 @@ def vllm(
     if layout.ep > 1:
         out.add("enable-expert-parallel")
         if layout.ep != layout.tp * layout.dp_shard:
-            out.note(f"its experts lie on all {layout.tp * layout.dp_shard} ranks, not on {layout.ep}")
+            out.note(
+                f"its experts lie on all {layout.tp * layout.dp_shard} ranks, not on {layout.ep}"
+            )
     _formats(out, strategy)
     if context is not None:
         out.add("max-model-len", context)

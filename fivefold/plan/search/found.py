@@ -10,7 +10,7 @@ from fivefold.plan.time.result import StepTime
 from fivefold.plan.workload import Strategy
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Found:
     """A strategy on the devices of `job`: memory of each pipeline rank, and the time of a step."""
 

@@ -1,0 +1,1 @@
+"""Why one strategy is better than another, in words that a number stands behind."""
