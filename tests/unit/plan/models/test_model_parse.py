@@ -216,3 +216,13 @@ def test_every_config_that_is_at_hand_is_read(shared_data: Path) -> None:
     assert len(paths) > 30
     for path in paths:
         assert parameters(shape(path)).total > 1e8, path.name
+
+
+def test_the_page_names_every_family_that_is_approximated() -> None:
+    from fivefold.plan.models.near import NEAR
+
+    page = (Path(__file__).resolve().parents[4] / "docs" / "plan-models.md").read_text("utf-8")
+    for kind in NEAR:
+        assert f"`{kind.removesuffix('_text')}`" in page, kind
+    for part in ("6,738,415,616", "2,147,483,648", "4,328,521,728", "266,240"):
+        assert part in page
