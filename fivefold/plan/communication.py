@@ -33,6 +33,9 @@ from fivefold.plan.hardware.link import Link
 # 25; Narayanan et al. (2021): 12.9 TB/s of bisection on 3,072 A100, 8.4 GB/s of a device.
 SHARED = 0.6
 SMALL_RATE = 0.5
+# Of a device's processors, those that carry traffic beside computation: 20 of an H800's 132 (DeepSeek-V3,
+# 2412.19437, section 3.2.2); NCCL's channels are as many by default.
+CARRYING = 0.15
 LARGE_STEP = 5e-6
 
 
@@ -155,6 +158,11 @@ def stage_link(cluster: Cluster, layout: Layout) -> Link:
 def send(link: Link, size: float) -> float:
     """Seconds of one message."""
     return link.start + link.latency + size / link.rate
+
+
+def slowed(hidden: float) -> float:
+    """Seconds that computation takes longer for `hidden` seconds of traffic beside it."""
+    return hidden * CARRYING / (1 - CARRYING)
 
 
 def _divisor(size: int, room: int) -> int:

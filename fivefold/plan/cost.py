@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fivefold.core.errors import PlanError
@@ -20,7 +21,8 @@ BUILDING = 1.15
 class RunCost:
     """Of all tokens. `dollars` is None where the catalogue has no price.
 
-    days: wall time, with interruptions. energy: kWh of servers and building.
+    days: wall time, with interruptions; infinite (and no dollars) where a job is interrupted so often
+    that it makes progress less than a hundredth of the time. energy: kWh of servers and building.
     """
 
     steps: float
@@ -50,7 +52,8 @@ def run_cost(
     count = cluster.devices if devices is None else devices
     failures = on_spot(cluster) if spot else None
     found = goodput(cluster, count, checkpoint=checkpoint, failures=failures)
-    seconds = training.tokens / step.tokens_per_second / found.share
+    never = found.share < 0.01
+    seconds = math.inf if never else training.tokens / step.tokens_per_second / found.share
     hours = seconds / 3600 * count
     price = cluster.device.spot_price if spot else cluster.device.price
     watts = cluster.device.watts * SERVER * BUILDING
@@ -59,7 +62,7 @@ def run_cost(
         days=seconds / 86_400,
         device_hours=hours,
         energy=hours * watts / 1000,
-        dollars=None if price is None else hours * price,
+        dollars=None if price is None or never else hours * price,
         goodput=found,
         price=price,
     )

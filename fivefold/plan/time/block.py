@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fivefold.core.layout import Layout
 from fivefold.model.config import MoEConfig
-from fivefold.plan.communication import Group, expert_groups, group
+from fivefold.plan.communication import Group, expert_groups, group, slowed
 from fivefold.plan.hardware.cluster import Cluster
 from fivefold.plan.memory.place import Place
 from fivefold.plan.time.attention import core
@@ -17,9 +17,6 @@ from fivefold.plan.time.work import inner_bytes, outer_bytes, products, rows
 
 # Operators that the host starts for a layer beside attention's core: products, norms, sums, views.
 FORWARD, BACKWARD, EXPERTS = 18, 36, 20
-# Of a device's processors, those that carry an all-to-all beside computation: 20 of an H800's 132
-# (DeepSeek-V3, 2412.19437, section 3.2.2).
-CARRYING = 0.15
 OUTER, INNER = 4, 2  # elementwise kernels forward
 
 
@@ -85,7 +82,7 @@ def block(place: Place, rates: Rates, near: Neighbours, window: int | None, spar
         operators=FORWARD + kernels + more,
     )  # fmt: skip
     up = Cost(
-        products=input_, attention=returned, elementwise=back, tensor=returning - late,
+        products=input_, attention=returned, elementwise=back, tensor=returning - late + slowed(late),
         hidden_tensor=late, operators=BACKWARD + 2 * kernels + more,
     )  # fmt: skip
     whole = down + along + routed
@@ -192,8 +189,7 @@ def _leaving(moe: MoEConfig, domains: int) -> float:
 
 def _beside(seconds: float, share: float, computing: float) -> Cost:
     hidden = min(share * seconds, computing)
-    slowed = hidden * CARRYING / (1 - CARRYING)
-    return Cost(experts=seconds - hidden + slowed, hidden_experts=hidden)
+    return Cost(experts=seconds - hidden + slowed(hidden), hidden_experts=hidden)
 
 
 def _again(place: Place, rates: Rates, forward: Cost, tensor: float) -> Cost:

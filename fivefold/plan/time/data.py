@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fivefold.core.layout import Layout
-from fivefold.plan.communication import Group, expert_groups, group
+from fivefold.plan.communication import Group, expert_groups, group, slowed
 from fivefold.plan.hardware.cluster import Cluster
 from fivefold.plan.memory.parameters import Weight, layer_weights, outer_weights
 from fivefold.plan.memory.states import is_sharded
@@ -101,7 +101,7 @@ def gradients(
         reduced += shards.scatter(size) + ways.copies.reduce(size / shards.ranks)
         gathered += shards.gather(float(elements) * element)
     hidden = min(software.overlap * reduced, beside)
-    return Traffic(reduced - hidden + gathered, hidden)
+    return Traffic(reduced - hidden + slowed(hidden) + gathered, hidden)
 
 
 def sharded(
@@ -119,4 +119,5 @@ def sharded(
             reduced += shards.scatter(size) + ways.copies.reduce(size / shards.ranks)
     ahead = min(software.overlap * gathered, forward)
     back = min(software.overlap * (gathered + reduced), backward)
-    return Traffic(2 * gathered + reduced - ahead - back, ahead + back)
+    hidden = ahead + back
+    return Traffic(2 * gathered + reduced - hidden + slowed(hidden), hidden)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fivefold.plan.communication import Group, send
+from fivefold.plan.communication import Group, send, slowed
 from fivefold.plan.memory.place import Place
 from fivefold.plan.time.cost import Cost
 
@@ -32,7 +32,7 @@ def context(place: Place, whole: Group, forward: float, backward: float) -> tupl
 def _hops(ways: int, hop: float, beside: float) -> Cost:
     """`ways` - 1 hops, each beside attention with one part of the keys."""
     hidden = min(hop, beside)
-    return Cost(context=hop - hidden, hidden_context=hidden) * (ways - 1)
+    return Cost(context=hop - hidden + slowed(hidden), hidden_context=hidden) * (ways - 1)
 
 
 def _swapped(place: Place, whole: Group, dims: int) -> float:

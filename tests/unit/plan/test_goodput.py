@@ -82,5 +82,7 @@ def test_a_run_takes_its_tokens_at_the_rate_of_a_step() -> None:
     assert found.energy == pytest.approx(found.device_hours * 0.7 * SERVER * BUILDING)
     assert found.price is None or found.dollars == pytest.approx(found.price * found.device_hours)
     assert run_cost(step, training, servers, spot=True).days > found.days
+    never = run_cost(step, training, cluster("2048x8xH100"), spot=True)
+    assert never.days == math.inf and never.dollars is None
     with pytest.raises(PlanError, match="give tokens"):
         run_cost(step, replace(training, tokens=None), servers)
