@@ -4,7 +4,7 @@
 
 Without `--data` the embedded rows. FOLDER may hold `vtrain_a100_single.csv`, `vtrain_a100_multi.csv` (whole
 tables of github.com/VIA-Research/vTrain) and `serving_measured.csv` (ai-dynamo/aiconfigurator). `--all` prints
-the rows of vTrain too. Nothing is measured here: it runs on any machine, in a minute.
+the rows of vTrain too. Nothing is measured here: it runs on any machine, in a minute, and some more for serving.
 """
 
 from __future__ import annotations

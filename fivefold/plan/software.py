@@ -55,6 +55,7 @@ MEGATRON_CORE = Software(
     accumulate=0.0,
     overlap=1.0,
     overlap_tensor=0.7,
+    overlap_parameters=1.0,
     keeps_gathered=False,
     selective="attention",
     flat_shards=True,

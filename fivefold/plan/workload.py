@@ -31,6 +31,8 @@ class Software:
     fused_loss: logits exist for a chunk of tokens at a time.
     overlap: share of the gradients' (and ZeRO-3's) traffic that can run beside computation.
     overlap_tensor: the same for the tensor axis.
+    overlap_parameters: share of the gathering of updated parameters (ZeRO 1 and 2) that runs beside the
+        next forward.
     dropout: masks are kept beside what they drop (GPT-2 and GPT-3; no model of ours).
     keeps_gathered: what tensor ranks gather along the sequence for a product is kept for backward;
         else it is gathered again (Korthikanti et al. 2022).
@@ -62,6 +64,7 @@ class Software:
     fused_loss: bool = True
     overlap: float = 1.0
     overlap_tensor: float = 0.0
+    overlap_parameters: float = 0.0
     source: str = ""
     dropout: bool = False
     keeps_gathered: bool = True

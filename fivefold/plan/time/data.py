@@ -85,9 +85,12 @@ def _held(weights: Sequence[Weight]) -> Held:
 
 
 def gradients(
-    ways: Ways, layout: Layout, software: Software, holding: Held, beside: float, element: int
-) -> Traffic:
-    """Sums once a step, beside the last micro-batch's backward of `beside` seconds."""
+    ways: Ways, layout: Layout, software: Software, holding: Held,
+    ahead: float, back: float, element: int,
+) -> Traffic:  # fmt: skip
+    """Sums once a step, beside the last micro-batch's backward of `back` seconds; parameters after the
+    update, beside the next step's first forward of `ahead`.
+    """
     if is_sharded(layout):
         return Traffic()
     reduced = gathered = 0.0
@@ -100,8 +103,9 @@ def gradients(
             continue
         reduced += shards.scatter(size) + ways.copies.reduce(size / shards.ranks)
         gathered += shards.gather(float(elements) * element)
-    hidden = min(software.overlap * reduced, beside)
-    return Traffic(reduced - hidden + slowed(hidden) + gathered, hidden)
+    hidden = min(software.overlap * reduced, back)
+    hidden += min(software.overlap_parameters * gathered, ahead)
+    return Traffic(reduced + gathered - hidden + slowed(hidden), hidden)
 
 
 def sharded(

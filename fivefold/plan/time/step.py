@@ -182,13 +182,14 @@ def _end(
     ends: dict[tuple[Held, float, float], _End] = {}
     for mine in of:
         holding = sum((found.holding[i] for i in mine), Held())
-        beside = sum(found.timed[i].input + found.timed[i].weight for i in mine)
+        ahead = sum(found.timed[i].forward for i in mine)
+        back = sum(found.timed[i].input + found.timed[i].weight for i in mine)
         copies = _copies(shape, cluster, layout, software, mine, holding)
-        if (holding, beside, copies) not in ends:
-            traffic = gradients(ways, layout, software, holding, beside, element)
+        if (holding, back, copies) not in ends:
+            traffic = gradients(ways, layout, software, holding, ahead, back, element)
             seconds = update(cluster, layout, software, speed, ways, holding, element)
             exposed = traffic.exposed + copies
-            ends[holding, beside, copies] = _End(exposed, traffic.hidden, seconds)
+            ends[holding, back, copies] = _End(exposed, traffic.hidden, seconds)
     return max(ends.values(), key=lambda end: end.exposed + end.optimizer)
 
 
