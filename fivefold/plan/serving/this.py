@@ -66,8 +66,7 @@ def serving_device(device: Device, profile: Profile) -> MeasuredDevice | Device:
         return device
     forms = sorted({each.dtype for each in packed})
     curves = {form: curve([g for g in packed if g.dtype == form]) for form in forms}
-    reads = [t.bytes / t.seconds for t in profile.transfers if t.what == "read"]
-    bandwidth = max(reads, default=device.bandwidth)
+    bandwidth = _streaming(packed, profile, device)
     plain = {each.name: getattr(device, each.name) for each in fields(Device)}
     peak = {form: max(rate for _, rate in found) for form, found in curves.items()}
     return MeasuredDevice(
@@ -76,6 +75,22 @@ def serving_device(device: Device, profile: Profile) -> MeasuredDevice | Device:
         reading=_reading(profile.attention, bandwidth),
         scoring=max((a.rate for a in profile.attention if a.kind == "forward"), default=0.0),
     )
+
+
+def weight_bytes(product: Gemm) -> float:
+    """Of the matrix."""
+    return product.k * product.n * (4.0 if product.dtype == "fp32" else 2.0)
+
+
+def _streaming(packed: list[Gemm], profile: Profile, device: Device) -> float:
+    """Bytes per second that products of one row read: they are measured over copies that no cache
+    holds, as a model's weights are not held. Plain reads stand in where there are none.
+    """
+    single = [g for g in packed if g.m == 1]
+    if single:
+        return max(weight_bytes(g) / g.seconds for g in single)
+    reads = [t.bytes / t.seconds for t in profile.transfers if t.what == "read"]
+    return max(reads, default=device.bandwidth)
 
 
 def curve(products: list[Gemm]) -> Curve:
