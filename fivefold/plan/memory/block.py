@@ -120,20 +120,23 @@ def _body(tape: Tape, place: Place, x: Value, sparse: bool, experts: int) -> Val
     tape.free(normed)
     middle = _residual(tape, place, x, attended)
     normed = norm(tape, place, middle, place.tokens, width)
+    last = not config.post_norms  # else that norm keeps its input
     if sparse:
         fed = mixture(tape, place, normed, experts)
     else:
-        fed = feed_forward(tape, place, normed, config.intermediate_size)
+        fed = feed_forward(tape, place, normed, config.intermediate_size, last=last)
     tape.free(normed)
-    out = _residual(tape, place, middle, fed)
+    out = _residual(tape, place, middle, fed, last=True)
     tape.free(fed, attended, middle)
     return out
 
 
-def _residual(tape: Tape, place: Place, x: Value, y: Value) -> Value:
+def _residual(tape: Tape, place: Place, x: Value, y: Value, *, last: bool = False) -> Value:
     if not place.shape.config.post_norms:
         return add(tape, place, x, y)
     normed = norm(tape, place, y, place.tokens, place.shape.config.hidden_size)
+    if last:
+        tape.last()
     found = add(tape, place, x, normed)
     tape.free(normed)
     return found

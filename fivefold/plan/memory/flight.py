@@ -13,7 +13,7 @@ from fivefold.axes.pp.schedule import Schedule
 from fivefold.axes.pp.schedules import interleaved
 
 # Schedules come to a steady state; what is under way does not grow with more micro-batches.
-STEADY = 4
+STEADY = 4  # times the ranks
 WINDOW = 4  # messages whose tensors `axes.pp.wire` keeps until they are over
 
 
@@ -85,8 +85,7 @@ def _build(name: str, ranks: int, microbatches: int, virtual: int) -> Schedule:
         if microbatches % ranks == 0 and microbatches > few:
             return interleaved.build(ranks, few, stages)
         return interleaved.build(ranks, microbatches, stages)
-    few = 2 * STEADY * ranks
-    return PLAIN[name](ranks, min(microbatches, few))
+    return PLAIN[name](ranks, min(microbatches, STEADY * ranks))
 
 
 def _flight(schedule: Schedule, rank: int) -> Flight:

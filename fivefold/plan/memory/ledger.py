@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from fivefold.core.layout import Layout
 from fivefold.plan.memory.block import Bytes
 from fivefold.plan.memory.depth import stage_layers
 from fivefold.plan.memory.flight import Flight, Moment, flights, stages_of
-from fivefold.plan.memory.moving import at_the_end
+from fivefold.plan.memory.moving import publishing
 from fivefold.plan.memory.parameters import Weight, layer_weights, outer_weights
-from fivefold.plan.memory.place import INDEX, Place
-from fivefold.plan.memory.stage import Gathering, Span, Stage, stage
-from fivefold.plan.memory.states import States, states
+from fivefold.plan.memory.place import INDEX, WIDE, Place
+from fivefold.plan.memory.stage import Span, Stage, stage
+from fivefold.plan.memory.states import Gathering, States, states
 from fivefold.plan.shape import ModelShape
 from fivefold.plan.workload import Software, Strategy, Training
 
@@ -74,31 +75,56 @@ def ledger(
     layout = strategy.layout
     place = Place.of(shape, training, strategy, software)
     microbatches = max(1, strategy.microbatches(training))
-    # Micro-batches beyond what a schedule can have under way change nothing but the inputs.
+    count = stages_of(layout.schedule, layout.pp, layout.virtual)
+    layers = stage_layers(shape, training.sequence, count, layout.stage_layers)
+    spans = tuple(_span(place, part, index, count) for index, part in enumerate(layers))
     flying = flights(layout.schedule, layout.pp, microbatches, layout.virtual)
+    fixed = _Fixed.of(place, training, layout)
     return tuple(
-        _rank(place, training, layout, software, rank, flight, microbatches)
+        _rank(place, fixed, rank, flight, tuple(spans[part] for part in flight.parts), microbatches)
         for rank, flight in enumerate(flying)
     )
 
 
+@dataclass(frozen=True)
+class _Fixed:
+    """What the state of a rank follows from, beside its stages: no micro-batch among it."""
+
+    shape: ModelShape
+    software: Software
+    optimizer: Literal["adamw", "sgd"]
+    element: int
+    tp: int
+    ep: int
+    gathering: Gathering
+    offload: Literal["none", "optimizer", "parameters"]
+    ring: bool  # stages around all ranks: the next message comes early
+    ends_apart: bool
+
+    @classmethod
+    def of(cls, place: Place, training: Training, layout: Layout) -> _Fixed:
+        """Of a layout."""
+        turning = layout.schedule in ("zbv", "dualpipe", "dualpipe-v")
+        return cls(
+            place.shape, place.software, training.optimizer, place.element, place.tp, place.ep,
+            Gathering.of(layout), layout.offload,
+            layout.schedule == "interleaved" and layout.pp > 1, layout.pp > 1 and not turning,
+        )  # fmt: skip
+
+
 def _rank(
     place: Place,
-    training: Training,
-    layout: Layout,
-    software: Software,
+    fixed: _Fixed,
     rank: int,
     flight: Flight,
+    spans: tuple[Span, ...],
     microbatches: int,
 ) -> Ledger:
-    count = stages_of(layout.schedule, layout.pp, layout.virtual)
-    layers = stage_layers(place.shape, training.sequence, count, layout.stage_layers)
-    spans = tuple(_span(place, layers[part], part, count) for part in flight.parts)
-    held = _states(place, training, layout, software, spans)
-    most, moment = _fullest(place, layout, flight, spans, rank, microbatches)
-    inputs = 3 * INDEX * place.inside * microbatches
+    held = _states(fixed, spans)
+    early = int(fixed.ring and rank > 0)
+    most, moment = _fullest(place, fixed, flight, spans, early, microbatches > 1)
     activations = {n: b for n, b in most.items() if b and n not in BUFFERS}
-    activations["inputs"] = inputs
+    activations["inputs"] = 3 * INDEX * place.inside * microbatches
     buffers = {n: b for n, b in most.items() if b and n in BUFFERS}
     working = sum(activations.values()) + sum(buffers.values())
     return Ledger(
@@ -109,51 +135,67 @@ def _rank(
 
 def _span(place: Place, layers: range, part: int, count: int) -> Span:
     config = place.shape.config
-    return Span(tuple(config.is_sparse(i) for i in layers), part == 0, part == count - 1)
+    ropes = len({config.ropes[i] for i in layers})
+    return Span(tuple(config.is_sparse(i) for i in layers), part == 0, part == count - 1, ropes)
 
 
 @lru_cache(maxsize=16384)
-def _states(
-    place: Place, training: Training, layout: Layout, software: Software, spans: tuple[Span, ...]
-) -> States:
-    return states(weights_of(place, spans), training, layout, software, place.element)
+def _states(fixed: _Fixed, spans: tuple[Span, ...]) -> States:
+    return states(
+        weights_of(fixed.shape, fixed.tp, fixed.ep, spans), fixed.gathering, fixed.software,
+        fixed.element, fixed.optimizer, fixed.offload,
+    )  # fmt: skip
 
 
-def weights_of(place: Place, spans: tuple[Span, ...]) -> tuple[Weight, ...]:
+def weights_of(shape: ModelShape, tp: int, ep: int, spans: tuple[Span, ...]) -> tuple[Weight, ...]:
     """All that a rank holds of parameters; a tied table once, though both ends use it."""
-    outer = outer_weights(place.shape, place.tp)
+    outer = outer_weights(shape, tp)
     found: list[Weight] = []
     first, last = any(s.first for s in spans), any(s.last for s in spans)
-    if first or (last and place.shape.config.tie_embeddings):
+    if first or (last and shape.config.tie_embeddings):
         found += outer["embedding"] if first else outer["embedding"][:1]
     for span in spans:
         for sparse in span.sparse:
-            found += layer_weights(place.shape, sparse, place.tp, place.ep)
+            found += layer_weights(shape, sparse, tp, ep)
     if last:
         found += outer["norm"] + outer["head"]
     return tuple(found)
 
 
 @lru_cache(maxsize=16384)
+def _at_the_end(fixed: _Fixed, spans: tuple[Span, ...]) -> Bytes:
+    """After the last backward: parameters are gathered by buckets, gradients of both ends joined."""
+    gathering, found = fixed.gathering, Counter[str]()
+    if not gathering.everything:
+        weights = weights_of(fixed.shape, fixed.tp, fixed.ep, spans)
+        ranks = {False: gathering.ranks, True: gathering.expert_ranks}
+        found["publishing"] = publishing(weights, ranks, fixed.software.bucket, fixed.element)
+    ends = any(s.first for s in spans) != any(s.last for s in spans)
+    if fixed.ends_apart and ends and fixed.shape.config.tie_embeddings:
+        table = outer_weights(fixed.shape, fixed.tp)["embedding"][0]
+        found["reduce"] = WIDE * (
+            table.shard(gathering.ranks) if gathering.everything else table.elements
+        )
+    return found
+
+
+@lru_cache(maxsize=65536)
 def _fullest(
     place: Place,
-    layout: Layout,
+    fixed: _Fixed,
     flight: Flight,
     spans: tuple[Span, ...],
-    rank: int,
-    microbatches: int,
+    early: int,
+    again: bool,
 ) -> tuple[Bytes, str]:
     """What lives at the fullest moment beside the state, and which moment that is."""
     split = any(moment.kind in "IW" for moment in flight.moments)
-    gathering = Gathering.of(layout)
-    stages = [stage(place, span, gathering, split, microbatches > 1) for span in spans]
-    weights = weights_of(place, spans)
-    # What comes is taken over by the action that waits for it; around a ring, the next comes early.
-    early = int(layout.schedule == "interleaved" and layout.pp > 1 and rank > 0)
+    stages = [stage(place, span, fixed.gathering, split, again) for span in spans]
+    # What comes is taken over by the action that waits for it.
     sizes = [_Sizes.of(s) for s in stages]
     moment = max(flight.moments, key=lambda m: _size(sizes, m) + m.sent * place.hidden)
     found = _bytes(stages, moment) + Counter({"messages": (moment.sent + early) * place.hidden})
-    end = at_the_end(place, layout, weights, spans[0].first, spans[-1].last)
+    end = _at_the_end(fixed, spans)
     if end.total() > found.total():
         return end, "the end of the step"
     kinds = {"F": "forward", "B": "backward", "I": "backward for the input", "W": "for the weights"}

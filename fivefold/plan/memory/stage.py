@@ -3,51 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
-from fivefold.core.layout import Layout
 from fivefold.plan.memory.block import Bytes, Passage, Units, block
 from fivefold.plan.memory.ends import embedding, head
-from fivefold.plan.memory.moving import buckets
+from fivefold.plan.memory.moving import Placed, buckets
 from fivefold.plan.memory.parameters import Weight, layer_weights, outer_weights
 from fivefold.plan.memory.place import WIDE, Place
-from fivefold.plan.memory.states import expert_shards, is_sharded
+from fivefold.plan.memory.states import Gathering
 from fivefold.plan.memory.tape import Weights
 
 
 @dataclass(frozen=True)
 class Span:
-    """Layers of one stage; `sparse` of each. first, last: with the embedding, with the head."""
+    """Layers of one stage; `sparse` of each. first, last: with the embedding, with the head.
+
+    ropes: distinct rotary settings among them.
+    """
 
     sparse: tuple[bool, ...]
     first: bool
     last: bool
-
-
-@dataclass(frozen=True)
-class Gathering:
-    """How many ranks divide state. everything: parameters too (ZeRO-3); gradients: those (ZeRO-2)."""
-
-    everything: bool
-    ranks: int
-    expert_ranks: int
-    gradients: bool = False
-
-    @classmethod
-    def of(cls, layout: Layout) -> Gathering:
-        """Of a layout."""
-        everything = is_sharded(layout)
-        gradients = not everything and layout.zero == 2 and layout.shards > 1
-        return cls(everything, layout.shards, expert_shards(layout), gradients)
-
-    def bytes(self, weights: tuple[Weight, ...], expert: bool, element: int) -> int:
-        """Of a unit once it is gathered, padded rows among them."""
-        ranks = self.expert_ranks if expert else self.ranks
-        if not self.everything:
-            return 0
-        return element * sum(w.shard(ranks) * ranks for w in weights if w.expert is expert)
+    ropes: int = 1
 
 
 @dataclass(frozen=True)
@@ -72,7 +52,7 @@ def stage(
     weights: Weights = "hold" if gathering.everything else "accumulate"
     whole = _passages(place, span, gathering, weights)
     base = _base(place, span)
-    kept = sum((p.kept for p in whole), base)
+    kept = base + together(whole, "kept")
     root, leaving = _root(place, span, gathering), _leaving(place, span, gathering)
     before = Counter({"gathers": root, "reduce": leaving[0] if again else 0})
     forward = before + _most(whole, base, lambda p: p.forward, 1, [0] * len(whole))
@@ -81,28 +61,39 @@ def stage(
         return Stage(kept, forward, backward, Counter(), Counter(), 0)
     parts = _passages(place, span, gathering, "aside")
     for_input = _most_aside(parts, base)
-    aside = sum((p.aside for p in parts), Counter())
+    aside = together(parts, "aside")
     return Stage(kept, forward, backward, for_input, aside, max(p.weight for p in parts))
+
+
+def together(passages: Iterable[Passage], part: Literal["kept", "aside"]) -> Bytes:
+    """The sum of what passages keep; most of them are the same one."""
+    numbers = Counter(map(id, passages))
+    found: Bytes = Counter()
+    for passage in {id(p): p for p in passages}.values():
+        for name, size in getattr(passage, part).items():
+            found[name] += size * numbers[id(passage)]
+    return found
 
 
 def _passages(place: Place, span: Span, gathering: Gathering, weights: Weights) -> list[Passage]:
     """Blocks, and the head behind them."""
     tp, ep, element = place.tp, place.ep, place.element
-    dense, expert = [], []
-    for sparse in span.sparse:
+    sizes = {}
+    for sparse in set(span.sparse):
         held = layer_weights(place.shape, sparse, tp, ep)
-        dense.append(gathering.bytes(held, False, element))
-        expert.append(gathering.bytes(held, True, element))
-    found = []
+        sizes[sparse] = [gathering.bytes(held, expert, element) for expert in (False, True)]
+    dense, expert = zip(*(sizes[sparse] for sparse in span.sparse), strict=True)
+    alone = gathering.everything and gathering.expert_ranks == 1
+    made: dict[tuple[bool, int, int], Passage] = {}  # most layers are alike
+    found: list[Passage] = []
     for index, sparse in enumerate(span.sparse):
-        units = Units(
-            dense[index],
-            expert[index],
-            dense[index - 1] if index else 0,
-            dense[index + 1] if index + 1 < len(dense) else 0,
-            gathering.expert_ranks == 1,
-        )
-        found.append(block(place, sparse, weights, units))
+        before = dense[index - 1] if index else 0
+        after = dense[index + 1] if index + 1 < len(dense) else 0
+        key = sparse, before, after
+        if key not in made:
+            units = Units(dense[index], expert[index], before, after, alone)
+            made[key] = block(place, sparse, weights, units)
+        found.append(made[key])
     if span.last:
         found.append(head(place, weights, dense[-1]))
     return found
@@ -113,7 +104,7 @@ def _base(place: Place, span: Span) -> Bytes:
     config = place.shape.config
     found: Bytes = Counter()
     if not place.shape.learned_positions:
-        tables = len(set(config.ropes)) * config.rotary_dim * WIDE
+        tables = span.ropes * config.rotary_dim * WIDE
         found["rotary tables"] = place.inside * tables
     if span.first:
         found += embedding(place).kept
@@ -134,24 +125,26 @@ def _root(place: Place, span: Span, gathering: Gathering) -> int:
 
 
 def _leaving(place: Place, span: Span, gathering: Gathering) -> list[int]:
-    """ZeRO-2: bytes of a micro-batch's gradients, when all are made, when those of the first block
-    are not, … and when only the ends' are. A bucket exists from its first gradient on."""
+    """ZeRO-2: bytes of a micro-batch's gradients, when all are made, when the embedding's are not,
+    when those of the first block are not, … and when only the last end's are. A bucket exists from
+    its first gradient on."""
     count = len(span.sparse)
     if not gathering.gradients:
-        return [0] * (count + 1)
+        return [0] * (count + 2)
     first, last = _ends(place, span)
-    order = [(-1, weight) for weight in first]
+    order = [Placed(-1, weight) for weight in first]
     for index, sparse in enumerate(span.sparse):
-        order += [(index, w) for w in layer_weights(place.shape, sparse, place.tp, place.ep)]
-    order += [(count, weight) for weight in last]
-    found = [0] * (count + 1)
+        layer = layer_weights(place.shape, sparse, place.tp, place.ep)
+        order += [Placed(index, weight) for weight in layer]
+    order += [Placed(count, weight) for weight in last]
+    found = [0] * (count + 2)
     for expert, ranks in ((False, gathering.ranks), (True, gathering.expert_ranks)):
-        family = [(index, weight) for index, weight in order if weight.expert is expert]
+        family = [placed for placed in order if placed.weight.expert is expert]
         for bucket in buckets(family, place.software.bucket) if ranks > 1 else ():
-            size = WIDE * sum(weight.shard(ranks) for _, weight in bucket)
-            begun, ended = bucket[0][0], bucket[-1][0]
-            for at in range(count + 1):  # blocks from `at` on are through
-                found[at] += size * (ranks * (begun >= at) + (ended >= at))
+            size = WIDE * sum(placed.weight.shard(ranks) for placed in bucket)
+            begun, ended = bucket[0].index, bucket[-1].index
+            for after in range(count + 2):  # parts behind `after - 2` are through
+                found[after] += size * (ranks * (begun > after - 2) + (ended > after - 2))
     return found
 
 
@@ -170,7 +163,7 @@ def _most(
             best, place = total, index
         before += passage.totals[0]
     found = base + part(passages[place]) + Counter({"reduce": leaving[place]})
-    return sum((p.kept for p in passages[:place]), found)
+    return found + together(passages[:place], "kept")
 
 
 def _backward(
@@ -185,14 +178,15 @@ def _backward(
     """The most of head, blocks and embedding."""
     blocks = passages[:-1] if span.last else passages
     head_table = place.words * place.shape.config.hidden_size * place.element
-    waits = Counter({"gradients of weights": head_table if root and span.last else 0})
-    found = [waits + _most(blocks, base, lambda p: p.backward, 2, leaving[1:])]
+    # Until the root's backward is over; of a tied table, until its other gradient is there.
+    tied = place.shape.config.tie_embeddings and span.first
+    waits = Counter({"gradients of weights": head_table if span.last and (root or tied) else 0})
+    found = [waits + _most(blocks, base, lambda p: p.backward, 2, leaving[2:])]
     if span.last:
         before = Counter({"reduce": leaving[0] if again else 0})
-        kept = sum((p.kept for p in blocks), base + before)
-        found.append(kept + passages[-1].backward)
+        found.append(base + before + together(blocks, "kept") + passages[-1].backward)
     if span.first:
-        found.append(base + embedding(place).backward + waits + Counter({"reduce": leaving[0]}))
+        found.append(base + embedding(place).backward + waits + Counter({"reduce": leaving[1]}))
     if root:
         sent = Counter({"reduce": root * WIDE // place.element, "gradients of weights": root})
         found.append(base + sent)
@@ -202,13 +196,12 @@ def _backward(
 
 def _most_aside(parts: list[Passage], base: Bytes) -> Bytes:
     """The same where blocks that are through leave the operands of weights' gradients."""
-    left: Bytes = Counter()
-    kept = sum((p.kept for p in parts), base)
-    most: Bytes = Counter()
-    for passage in reversed(parts):
-        kept = kept - passage.kept
-        now = kept + left + passage.backward
-        if now.total() > most.total():
-            most = now
-        left = left + passage.aside
-    return most
+    kept, left = sum(p.totals[0] for p in parts), 0
+    best, place = -1, 0
+    for index in reversed(range(len(parts))):
+        kept -= parts[index].totals[0]
+        if kept + left + parts[index].totals[2] > best:
+            best, place = kept + left + parts[index].totals[2], index
+        left += parts[index].aside.total()
+    before, behind = together(parts[:place], "kept"), together(parts[place + 1 :], "aside")
+    return base + before + behind + parts[place].backward
