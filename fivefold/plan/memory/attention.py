@@ -151,7 +151,7 @@ def _operands(place: Place, kv_heads: int) -> tuple[int, int, int]:
     )
 
 
-def _unfused(tape: Tape, place: Place, inputs: list[tuple[Value, int | None]], out: int) -> Value:
+def _unfused(tape: Tape, place: Place, inputs: list[tuple[Value, int]], out: int) -> Value:
     """All scores [B,H,S,S] (Korthikanti et al. 2022): softmax's result, a mask, what is left."""
     (query, of_query), (key, of_key), (value, of_value) = inputs
     square = place.inside * place.heads * place.length * place.element

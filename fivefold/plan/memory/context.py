@@ -36,7 +36,7 @@ def context_attention(
     tape.free(leaving)
     mixed = tape.op(NAME, whole, [(arrived, whole)])
     tape.free(arrived)
-    parts = [tape.op_view(mixed, whole) for _ in range(3)]
+    parts = tape.op_view(mixed, whole), tape.op_view(mixed, whole), tape.op_view(mixed, whole)
     ways = place.cp // place.ulysses
     heads, few = place.heads // place.ulysses, kv_heads * copies // place.ulysses
     attended = _over_tokens(tape, place, *parts, heads, few, ways, place.ulysses)

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import ge
-from typing import Literal
 
+from fivefold.axes.pp.action import Kind
 from fivefold.axes.pp.build import DEFAULT_VIRTUAL, PLAIN
 from fivefold.axes.pp.schedule import Schedule
 from fivefold.axes.pp.schedules import interleaved
@@ -25,7 +25,7 @@ class Moment:
     backward for the input and that for the weights.
     """
 
-    kind: Literal["F", "B", "I", "W"]
+    kind: Kind
     stage: int
     kept: tuple[int, ...]
     aside: tuple[int, ...]
@@ -44,8 +44,7 @@ class Flight:
 def flights(schedule: str, ranks: int, microbatches: int, virtual: int) -> tuple[Flight, ...]:
     """Of every rank; moments that another one outdoes in every number are left out."""
     if ranks == 1:
-        moments = tuple(Moment(kind, 0, (count,), (0,)) for kind, count in (("F", 0), ("B", 1)))
-        return (Flight((0,), moments),)  # type: ignore[arg-type]
+        return (Flight((0,), (Moment("F", 0, (0,), (0,)), Moment("B", 0, (1,), (0,)))),)
     if schedule in ("gpipe", "1f1b"):
         return tuple(
             _straight(
@@ -71,9 +70,10 @@ def _straight(rank: int, ranks: int, most: int, microbatches: int) -> Flight:
     """`most` micro-batches are kept while the last of them comes, and the first goes."""
     back = min(WINDOW, microbatches - most) if rank else 0
     found = []
-    for kind, kept in (("F", most - 1), ("B", most)):
+    moments: tuple[tuple[Kind, int], ...] = (("F", most - 1), ("B", most))
+    for kind, kept in moments:
         forth = min(WINDOW, microbatches - (kind == "F")) if rank < ranks - 1 else 0
-        found.append(Moment(kind, 0, (kept,), (0,), forth + back))  # type: ignore[arg-type]
+        found.append(Moment(kind, 0, (kept,), (0,), forth + back))
     return Flight((rank,), tuple(found))
 
 

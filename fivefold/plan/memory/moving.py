@@ -12,7 +12,7 @@ from fivefold.plan.memory.place import WIDE
 class Placed(NamedTuple):
     """A parameter, and the number of its block."""
 
-    index: int
+    block: int
     weight: Weight
 
 

@@ -61,15 +61,20 @@ def outer_weights(shape: ModelShape, tp: int = 1) -> dict[str, tuple[Weight, ...
     """`embedding` (with learned positions), `norm` at the end, and `head`, none where it is tied."""
     config = shape.config
     table = [config.vocab_size, config.hidden_size]
-    embedding = [Weight("embedding.weight", *_divided("embedding.weight", table, config, tp))]
+    embedding = [_table("embedding.weight", table, config, tp)]
     if shape.learned_positions:
         embedding.append(Weight("positions.weight", shape.learned_positions, config.hidden_size))
-    head = Weight("head.weight", *_divided("head.weight", table, config, tp))
+    head = _table("head.weight", table, config, tp)
     return {
         "embedding": tuple(embedding),
         "norm": tuple(Weight(n, d, 1, matrix=False) for n, d in _norm("norm", shape)),
         "head": () if config.tie_embeddings else (head,),
     }
+
+
+def _table(name: str, dims: list[int], config: ModelConfig, tp: int) -> Weight:
+    rows, row = _divided(name, dims, config, tp)
+    return Weight(name, rows, row)
 
 
 def _divided(name: str, dims: list[int], config: ModelConfig, tp: int) -> list[int]:

@@ -142,7 +142,7 @@ def _leaving(place: Place, span: Span, gathering: Gathering) -> list[int]:
         family = [placed for placed in order if placed.weight.expert is expert]
         for bucket in buckets(family, place.software.bucket) if ranks > 1 else ():
             size = WIDE * sum(placed.weight.shard(ranks) for placed in bucket)
-            begun, ended = bucket[0].index, bucket[-1].index
+            begun, ended = bucket[0].block, bucket[-1].block
             for after in range(count + 2):  # parts behind `after - 2` are through
                 found[after] += size * (ranks * (begun > after - 2) + (ended > after - 2))
     return found

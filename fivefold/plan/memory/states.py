@@ -31,6 +31,11 @@ class States:
         return self.parameters + self.masters + self.gradients + self.optimizer
 
 
+def is_sharded(layout: Layout) -> bool:
+    """Whether parameters are gathered where they compute (ZeRO-3)."""
+    return layout.offload == "parameters" or (layout.shards > 1 and layout.zero == 3)
+
+
 @dataclass(frozen=True)
 class Gathering:
     """How many ranks divide state. everything: parameters too (ZeRO-3); gradients: those (ZeRO-2)."""
@@ -43,10 +48,9 @@ class Gathering:
     @classmethod
     def of(cls, layout: Layout) -> Gathering:
         """Of a layout."""
-        divided = layout.shards > 1
-        everything = layout.offload == "parameters" or (divided and layout.zero == 3)
         expert_ranks = layout.dp_shard * layout.cp * layout.tp // layout.ep
-        return cls(everything, layout.shards, expert_ranks, divided and layout.zero == 2)
+        gradients = layout.zero == 2 and layout.shards > 1
+        return cls(is_sharded(layout), layout.shards, expert_ranks, gradients)
 
     def shard(self, weight: Weight) -> int:
         """Elements of this rank's rows."""

@@ -12,6 +12,7 @@ def zero_bytes(parameters: float, ranks: int, stage: int, kept: int = MIXED_PREC
 
     Raises PlanError for a stage that there is not.
     """
+    each: float
     match stage:
         case 0:
             each = 2 + 2 + kept
