@@ -25,20 +25,24 @@ def message(place: Place, cluster: Cluster, layout: Layout) -> float:
 def waited(layout: Layout, microbatches: int, seconds: float, blocking: bool) -> float:
     """Seconds that messages of `seconds` each add to a step.
 
-    1F1B has no slack: from one micro-batch to the next a rank waits for a message there and one back.
-    So has every schedule whose ranks compute nothing while they send; those with several parts
-    send for each. Where messages travel beside computation, schedules with more under way than 1F1B
-    wait for them while the pipeline fills and drains alone.
+    Counts of messages in a row are those by which a simulation of the schedule gets longer. 1F1B has no
+    slack: from one micro-batch to the next a rank waits for a message there and one back. Other
+    schedules wait for them while the pipeline fills and drains alone. `blocking`: a rank computes nothing
+    during a message, one for each pass of each of its parts.
     """
-    if layout.pp == 1:
+    p, m = layout.pp, microbatches
+    if p == 1:
         return 0.0
-    borders = stages_of(layout.schedule, layout.pp, layout.virtual) - 1
-    each = borders / (layout.pp - 1)
-    fill = 2.0 * (layout.pp - 1)
-    if layout.schedule == "gpipe":
-        return (fill + (2.0 * (microbatches - 1) if blocking else 0.0)) * seconds
+    stages = stages_of(layout.schedule, p, layout.virtual)
     if blocking:
-        return (fill + 2.0 * each * (microbatches - 1)) * seconds
-    if layout.schedule in ("1f1b", "zb-h1"):
-        return (fill + 2.0 * max(0, microbatches - layout.pp)) * seconds
-    return fill * seconds
+        return 2 * (stages / p * m + p - 1) * seconds
+    rows = {
+        "gpipe": 2 * (p - 1),
+        "1f1b": 2 * m * (p - 1) / p + 2 * (p - 2),
+        "interleaved": 2 * (stages - 1),
+        "zb-h1": 4 * (p - 1),
+        "zbv": 5 * p - 7,
+        "dualpipe": 2.5 * p - 3,
+        "dualpipe-v": 4 * (p - 1),
+    }
+    return rows[layout.schedule] * seconds

