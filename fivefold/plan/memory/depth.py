@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from fivefold.axes.pp.split import LayerCosts, split_layers
+from fivefold.core.layout import Layout
 from fivefold.observe.flops import attended_keys
 from fivefold.plan.memory.parameters import layer_weights
 from fivefold.plan.shape import ModelShape
+from fivefold.plan.workload import Software
 
 
 @lru_cache(maxsize=1024)
@@ -18,6 +20,16 @@ def stage_layers(
     if stages == 1:
         return (range(shape.config.num_layers),)
     return split_layers(layer_costs(shape, sequence), stages, counts)
+
+
+def layers_of(
+    shape: ModelShape, sequence: int, stages: int, layout: Layout, software: Software
+) -> tuple[range, ...]:
+    """As the layout says, evenly where the software has it so, or by cost."""
+    counts, layers = layout.stage_layers, shape.config.num_layers
+    if counts is None and software.even_stages and layers % stages == 0:
+        counts = (layers // stages,) * stages
+    return stage_layers(shape, sequence, stages, counts)
 
 
 @lru_cache(maxsize=256)

@@ -33,10 +33,10 @@ def layer_bytes(
     whole = sequence * batch * hidden
     if recompute == "full":
         return 2.0 * whole
-    scores = 0.0 if recompute == "selective" else 5.0 * heads * sequence / hidden
+    scores = 0 if recompute == "selective" else 5 * heads * sequence * sequence * batch
     if sequence_parallel:
-        return whole * (34 + scores) / tensor
-    return whole * (10 + (24 + scores) / tensor)
+        return (34 * whole + scores) / tensor
+    return 10 * whole + (24 * whole + scores) / tensor
 
 
 def first_stage_bytes(

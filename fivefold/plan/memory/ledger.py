@@ -10,7 +10,7 @@ from typing import Literal
 
 from fivefold.core.layout import Layout
 from fivefold.plan.memory.block import Bytes
-from fivefold.plan.memory.depth import stage_layers
+from fivefold.plan.memory.depth import layers_of
 from fivefold.plan.memory.flight import Flight, Moment, flights, stages_of
 from fivefold.plan.memory.moving import publishing
 from fivefold.plan.memory.parameters import Weight, layer_weights, outer_weights
@@ -76,7 +76,7 @@ def ledger(
     place = Place.of(shape, training, strategy, software)
     microbatches = max(1, strategy.microbatches(training))
     count = stages_of(layout.schedule, layout.pp, layout.virtual)
-    layers = stage_layers(shape, training.sequence, count, layout.stage_layers)
+    layers = layers_of(shape, training.sequence, count, layout, software)
     spans = tuple(_span(place, part, index, count) for index, part in enumerate(layers))
     flying = flights(layout.schedule, layout.pp, microbatches, layout.virtual)
     fixed = _Fixed.of(place, training, layout)
