@@ -11,10 +11,9 @@ from fivefold.plan.memory.experts import mixture
 from fivefold.plan.memory.feed_forward import feed_forward
 from fivefold.plan.memory.pieces import add, norm
 from fivefold.plan.memory.place import WIDE, Place
-from fivefold.plan.memory.tape import Tape, Value, Weights
+from fivefold.plan.memory.tape import GATHERED, GRADIENTS, LEAVING, Tape, Value, Weights
 
 Bytes = Counter[str]
-GRADIENT = "gradients of activations"
 
 
 @dataclass(frozen=True)
@@ -90,22 +89,22 @@ def is_checkpointed(place: Place) -> bool:
 def _backward(
     tape: Tape, place: Place, x: Value, out: Value, sparse: bool, units: Units, again: bool
 ) -> None:
-    gradient = tape.new(GRADIENT, place.hidden)
+    gradient = tape.new(GRADIENTS, place.hidden)
     if units.block:
-        tape.hold_now("gathers", units.block + (0 if units.experts else units.before))
+        tape.hold_now(GATHERED, units.block + (0 if units.experts else units.before))
         if units.experts and not units.alone:
-            tape.gathering = tape.new("gathers", units.experts)
-        tape.scattering = tape.new("reduce", int(units.after * tape.wire))
+            tape.gathering = tape.new(GATHERED, units.experts)
+        tape.scattering = tape.new(LEAVING, int(units.after * tape.wire))
     tape.mark()
     if again:
         tape.grad = tape.replaying = True
         waiting = (
             place.gathered if place.tensor > 1 else 0
         )  # what leaves a divided module, gathered
-        tape.hold_now(GRADIENT, waiting)
+        tape.hold_now(GRADIENTS, waiting)
         out = _body(tape, place, x, sparse, units.experts)
         tape.stopped = False
-        tape.let_go(GRADIENT, waiting)
+        tape.let_go(GRADIENTS, waiting)
         tape.free(out)
     tape.backward(out, gradient)
     if units.block:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 
-from fivefold.plan.memory.block import GRADIENT, Passage
+from fivefold.plan.memory.block import Passage
 from fivefold.plan.memory.pieces import enter, norm
 from fivefold.plan.memory.place import INDEX, WIDE, Place
-from fivefold.plan.memory.tape import Tape, Value, Weights
+from fivefold.plan.memory.tape import GATHERED, GRADIENTS, WEIGHTS, Tape, Value, Weights
 
 
 @lru_cache(maxsize=512)
@@ -19,16 +19,14 @@ def embedding(place: Place) -> Passage:
     table = words * width * place.element
     if place.tp == 1:
         forward = Counter({"hidden states": place.hidden})
-        backward = Counter({GRADIENT: place.hidden, "gradients of weights": table})
+        backward = Counter({GRADIENTS: place.hidden, WEIGHTS: table})
         return Passage(Counter(), forward, backward)
     # Rows that other ranks have give zeros; backward needs to know which.
     kept = Counter({"embedding": place.inside * (1 + INDEX)})
     forward = kept + Counter({"embedding": 2 * place.gathered})
     if place.tensor > 1:
         forward += Counter({"hidden states": place.hidden})
-    backward = kept + Counter(
-        {GRADIENT: place.hidden + 2 * place.gathered, "gradients of weights": table}
-    )
+    backward = kept + Counter({GRADIENTS: place.hidden + 2 * place.gathered, WEIGHTS: table})
     return Passage(kept, forward, backward)
 
 
@@ -42,7 +40,7 @@ def head(place: Place, weights: Weights, early: int = 0) -> Passage:
     config = place.shape.config
     tape = Tape(weights)
     x = Value(tape.new("hidden states", place.hidden))
-    tape.hold_now("gathers", early)
+    tape.hold_now(GATHERED, early)
     tape.mark()
     normed = norm(tape, place, x, place.tokens, config.hidden_size)
     tape.drop(x.storage)
@@ -50,12 +48,12 @@ def head(place: Place, weights: Weights, early: int = 0) -> Passage:
     loss = _loss(tape, place, whole, normed)
     tape.free(whole, normed)
     forward = tape.at_most
-    tape.let_go("gathers", early)
+    tape.let_go(GATHERED, early)
     kept = +tape.live
     tape.free(loss)
-    tape.hold_now("gathers", early)
+    tape.hold_now(GATHERED, early)
     tape.mark()
-    tape.backward(loss, tape.new(GRADIENT, WIDE))
+    tape.backward(loss, tape.new(GRADIENTS, WIDE))
     return Passage(kept, forward, tape.at_most)
 
 

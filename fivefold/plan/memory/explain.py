@@ -101,6 +101,8 @@ def explain_cache(
 
 
 def _line(weight: Weight) -> str:
+    if not weight.matrix:
+        return f"{weight.name}: {weight.elements:,}"
     return f"{weight.name}: {weight.rows:,} x {weight.row:,} = {weight.elements:,}"
 
 

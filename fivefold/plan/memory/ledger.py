@@ -17,12 +17,13 @@ from fivefold.plan.memory.parameters import Weight, layer_weights, outer_weights
 from fivefold.plan.memory.place import INDEX, WIDE, Place
 from fivefold.plan.memory.stage import Span, Stage, stage
 from fivefold.plan.memory.states import Gathering, States, states
+from fivefold.plan.memory.tape import GATHERED, LEAVING, WEIGHTS
 from fivefold.plan.shape import ModelShape
 from fivefold.plan.workload import Software, Strategy, Training
 
 # Components that are no activations: they move, or are gathered, or are on their way to be added.
 BUFFERS = (
-    "gathers", "reduce", "messages", "key/value messages", "gradients of weights", "publishing",
+    GATHERED, LEAVING, "messages", "key/value messages", WEIGHTS, "new parameters",
 )  # fmt: skip
 # What no ledger can count: the context and libraries' workspaces, NCCL's channels, fragments.
 CONTEXT = 1 << 30
@@ -169,11 +170,11 @@ def _at_the_end(fixed: _Fixed, spans: tuple[Span, ...]) -> Bytes:
     if not gathering.everything:
         weights = weights_of(fixed.shape, fixed.tp, fixed.ep, spans)
         ranks = {False: gathering.ranks, True: gathering.expert_ranks}
-        found["publishing"] = publishing(weights, ranks, fixed.software.bucket, fixed.element)
+        found["new parameters"] = publishing(weights, ranks, fixed.software.bucket, fixed.element)
     ends = any(s.first for s in spans) != any(s.last for s in spans)
     if fixed.ends_apart and ends and fixed.shape.config.tie_embeddings:
         table = outer_weights(fixed.shape, fixed.tp)["embedding"][0]
-        found["reduce"] = WIDE * (
+        found[LEAVING] = WIDE * (
             table.shard(gathering.ranks) if gathering.everything else table.elements
         )
     return found
@@ -243,7 +244,7 @@ def _bytes(stages: list[Stage], moment: Moment) -> Bytes:
         "F": own.forward,
         "B": own.backward,
         "I": own.for_input,
-        "W": own.aside + Counter({"gradients of weights": own.weight}),
+        "W": own.aside + Counter({WEIGHTS: own.weight}),
     }[moment.kind]
     found: Bytes = Counter(action)
     for each, number, left in zip(stages, kept, aside, strict=True):

@@ -48,9 +48,11 @@ def enter(tape: Tape, place: Place, x: Value) -> Value:
     if place.tensor == 1:
         return tape.op_view(x, place.gathered)
     # Gathered along the sequence: what arrives rank by rank is put in order by a copy.
-    tape.hold_now("gathered", place.gathered)
-    found = tape.op("gathered", place.gathered, [(x, place.hidden)], temporary=(place.gathered,))
-    tape.let_go("gathered", place.gathered)
+    tape.hold_now("gathered sequences", place.gathered)
+    found = tape.op(
+        "gathered sequences", place.gathered, [(x, place.hidden)], temporary=(place.gathered,)
+    )
+    tape.let_go("gathered sequences", place.gathered)
     return found
 
 
@@ -61,11 +63,11 @@ def leave(tape: Tape, place: Place, x: Value) -> Value:
     if place.tensor == 1:
         found = tape.op("hidden states", place.gathered, [(x, None)])
     else:
-        tape.hold_now("gathered", place.gathered)
+        tape.hold_now("gathered sequences", place.gathered)
         found = tape.op(
             "hidden states", place.hidden, [(x, place.gathered)], temporary=(place.gathered,)
         )
-        tape.let_go("gathered", place.gathered)
+        tape.let_go("gathered sequences", place.gathered)
     tape.free(x)
     return found
 

@@ -14,7 +14,7 @@ from fivefold.plan.memory.moving import Placed, buckets
 from fivefold.plan.memory.parameters import Weight, layer_weights, outer_weights
 from fivefold.plan.memory.place import WIDE, Place
 from fivefold.plan.memory.states import Gathering
-from fivefold.plan.memory.tape import Weights
+from fivefold.plan.memory.tape import GATHERED, LEAVING, WEIGHTS, Weights
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def stage(
     base = _base(place, span)
     kept = base + together(whole, "kept")
     root, leaving = _root(place, span, gathering), _leaving(place, span, gathering)
-    before = Counter({"gathers": root, "reduce": leaving[0] if again else 0})
+    before = Counter({GATHERED: root, LEAVING: leaving[0] if again else 0})
     forward = before + _most(whole, base, lambda p: p.forward, 1, [0] * len(whole))
     backward = _backward(place, span, whole, base, root, leaving, again)
     if not split:
@@ -162,7 +162,7 @@ def _most(
         if total > best:
             best, place = total, index
         before += passage.totals[0]
-    found = base + part(passages[place]) + Counter({"reduce": leaving[place]})
+    found = base + part(passages[place]) + Counter({LEAVING: leaving[place]})
     return found + together(passages[:place], "kept")
 
 
@@ -180,18 +180,18 @@ def _backward(
     head_table = place.words * place.shape.config.hidden_size * place.element
     # Until the root's backward is over; of a tied table, until its other gradient is there.
     tied = place.shape.config.tie_embeddings and span.first
-    waits = Counter({"gradients of weights": head_table if span.last and (root or tied) else 0})
+    waits = Counter({WEIGHTS: head_table if span.last and (root or tied) else 0})
     found = [waits + _most(blocks, base, lambda p: p.backward, 2, leaving[2:])]
     if span.last:
-        before = Counter({"reduce": leaving[0] if again else 0})
+        before = Counter({LEAVING: leaving[0] if again else 0})
         found.append(base + before + together(blocks, "kept") + passages[-1].backward)
     if span.first:
-        found.append(base + embedding(place).backward + waits + Counter({"reduce": leaving[1]}))
+        found.append(base + embedding(place).backward + waits + Counter({LEAVING: leaving[1]}))
     if root:
-        sent = Counter({"reduce": root * WIDE // place.element, "gradients of weights": root})
+        sent = Counter({LEAVING: root * WIDE // place.element, WEIGHTS: root})
         found.append(base + sent)
     most = max(found, key=lambda b: b.total())
-    return most + Counter({"gathers": root})
+    return most + Counter({GATHERED: root})
 
 
 def _most_aside(parts: list[Passage], base: Bytes) -> Bytes:

@@ -16,6 +16,10 @@ from typing import Literal
 # aside: not computed; the operands are put aside (a backward in two, Qi et al. 2023).
 Weights = Literal["accumulate", "hold", "aside"]
 
+# Components that come up wherever something runs.
+GATHERED, LEAVING = "gathered parameters", "gradients on their way"
+GRADIENTS, WEIGHTS = "gradients of activations", "gradients of weights"
+
 
 class Storage:
     """Some bytes under a name, held by `holders`."""
@@ -199,17 +203,17 @@ class Tape:
             return x
         if self.replaying:
             self._arrived()
-            found = self.view(x, lambda: self._change("gathers", self.before))
+            found = self.view(x, lambda: self._change(GATHERED, self.before))
         else:
-            self._change("gathers", -unit)
+            self._change(GATHERED, -unit)
             found = self.view(x, lambda: self._again(unit))
         self.free(x)
         return found
 
     def _again(self, unit: int) -> None:
-        self._change("gathers", unit)
+        self._change(GATHERED, unit)
         self._arrived()
-        self._change("gathers", self.before)
+        self._change(GATHERED, self.before)
 
     def _arrived(self) -> None:
         if self.gathering is not None:
@@ -220,22 +224,22 @@ class Tape:
         """A unit's parameters come: once as they travel, which stays until the next come, and once
         as they are used."""
         if not self.replaying:  # else they came early
-            arrived = self.new("gathers", 0 if self.alone else unit)
+            arrived = self.new(GATHERED, 0 if self.alone else unit)
             self._arrived()
             self.gathering = arrived
-        self._change("gathers", unit)
+        self._change(GATHERED, unit)
 
     def depart(self, unit: int) -> None:
         """The forward of a unit is over; what it arrived in is not counted with what is kept."""
-        self._change("gathers", -unit)
+        self._change(GATHERED, -unit)
         self._arrived()
 
     def scatter(self, unit: int) -> None:
         """A unit's backward is over: its gradients leave in the wire's format."""
-        self._change("gathers", -unit)
+        self._change(GATHERED, -unit)
         if self.scattering is not None:
             self.drop(self.scattering)
-        self.scattering = self.new("reduce", int(unit * self.wire))
+        self.scattering = self.new(LEAVING, int(unit * self.wire))
         self.drop(*self.held)
         self.held.clear()
 
@@ -255,17 +259,17 @@ class Tape:
             self.drop(*node.saved)
             return
         for size in node.temporary:
-            self._change("gradients of activations", size)
+            self._change(GRADIENTS, size)
         found = [
             (
                 value,
-                self.hold(incoming) if size is None else self.new("gradients of activations", size),
+                self.hold(incoming) if size is None else self.new(GRADIENTS, size),
             )
             for value, size in node.inputs
         ]
         weights = self._weights(node, incoming)
         for size in node.temporary:
-            self._change("gradients of activations", -size)
+            self._change(GRADIENTS, -size)
         self.drop(incoming, *node.saved)
         for value, gradient in found:
             self._add(value, gradient)
@@ -279,12 +283,12 @@ class Tape:
             self.aside += [self.hold(node.operand), self.hold(incoming)]
             self.largest_weight = max(self.largest_weight, *node.weights, 0)
             return []
-        return [self.new("gradients of weights", size) for size in node.weights]
+        return [self.new(WEIGHTS, size) for size in node.weights]
 
     def _add(self, value: Value, gradient: Storage) -> None:
         if value.grad is None:
             value.grad = gradient
             return
-        total = self.new("gradients of activations", gradient.bytes)
+        total = self.new(GRADIENTS, gradient.bytes)
         self.drop(value.grad, gradient)
         value.grad = total
