@@ -15,7 +15,7 @@ from fivefold.observe.peak import FORMATS
 from fivefold.observe.timing import Timing, best_timing
 from fivefold.plan.hardware.profile import AttentionTime
 
-BLOCK = 16  # tokens of a cache's block
+BLOCK = 32  # tokens of a block of the engine's cache
 # batch, heads, key/value heads, sequence, head_dim
 CPU_CASES = ((4, 9, 3, 128, 64), (4, 9, 3, 512, 64), (1, 9, 3, 2048, 64))
 GPU_CASES = ((4, 32, 8, 1024, 128), (2, 32, 8, 4096, 128), (1, 32, 8, 8192, 128))
@@ -92,6 +92,8 @@ def _decode(case: Case, dtype: torch.dtype, device: str) -> Callable[[], object]
     key, value = (
         torch.randn(shape, device=device, generator=generator).to(dtype) for _ in range(2)
     )
+    if device == "cpu":  # keys lie dim by dim in the engine's cache
+        key = key.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
     table = torch.arange(shape[0], dtype=torch.int32, device=device).view(batch, -1)
     starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
     lengths = torch.full((batch,), held, dtype=torch.int32, device=device)

@@ -25,7 +25,8 @@ def product(
 ) -> float:
     """Seconds of a matrix product: bound by operations or by memory, whichever is slower."""
     if isinstance(device, MeasuredDevice):
-        return max(operations / device.rate(form, rows), moved / device.bandwidth)
+        elements = operations / (2 * max(rows, 1e-9))
+        return max(operations / device.rate(form, rows, elements), moved / device.bandwidth)
     found = device.efficiency
     computed = min(operations + found.small, FLOOR * operations)
     share = found.products * NARROW.get(form, 1.0)

@@ -22,25 +22,45 @@ Curve = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class MeasuredDevice(Device):
-    """`products`: by format, the curve of a product's rate; `reading`: bytes per second of keys
+    """`products`: by format, curves of a product's rate by the logarithm of a matrix' elements;
+    `reading`: bytes per second of keys
     and values that decode reads; `scoring`: FLOP/s of attention of a prompt.
     """
 
-    products: Mapping[str, Curve] = field(default_factory=dict)
+    products: Mapping[str, tuple[tuple[float, Curve], ...]] = field(default_factory=dict)
     reading: float = 0.0
     scoring: float = 0.0
 
-    def rate(self, form: str, rows: float) -> float:
-        """FLOP/s of a product of so many rows, between measured ones along a straight line of
-        logarithms."""
-        curve = self.products[form]
-        if rows <= curve[0][0]:
-            return curve[0][1]
-        for (low, slow), (high, fast) in pairwise(curve):
-            if rows <= high:
-                share = math.log(rows / low) / math.log(high / low)
-                return slow ** (1 - share) * fast**share
-        return curve[-1][1]
+    def rate(self, form: str, rows: float, elements: float) -> float:
+        """FLOP/s of a product of so many rows with a matrix of so many elements.
+
+        Between measured rows the time of a row's share lies on a straight line, between measured
+        matrices the rate does, over the logarithm of their elements.
+        """
+        curves = self.products[form]
+        size = math.log(max(1.0, elements))
+        low, slow = curves[0]
+        for high, fast in curves:
+            if size <= high:
+                break
+            low, slow = high, fast
+        else:
+            return _along(slow, rows)
+        if high == low or size <= low:
+            return _along(fast, rows)
+        share = (size - low) / (high - low)
+        return (1 - share) * _along(slow, rows) + share * _along(fast, rows)
+
+
+def _along(curve: Curve, rows: float) -> float:
+    """A curve's rate at so many rows."""
+    if rows <= curve[0][0]:
+        return curve[0][1]
+    for (low, slow), (high, fast) in pairwise(curve):
+        if rows <= high:
+            share = (rows - low) / (high - low)
+            return rows / ((1 - share) * low / slow + share * high / fast)
+    return curve[-1][1]
 
 
 def as_measured(cluster: Cluster) -> Cluster:
@@ -65,10 +85,13 @@ def serving_device(device: Device, profile: Profile) -> MeasuredDevice | Device:
     if not packed:
         return device
     forms = sorted({each.dtype for each in packed})
-    curves = {form: curve([g for g in packed if g.dtype == form]) for form in forms}
+    curves = {form: curves_of([g for g in packed if g.dtype == form]) for form in forms}
     bandwidth = _streaming(packed, profile, device)
     plain = {each.name: getattr(device, each.name) for each in fields(Device)}
-    peak = {form: max(rate for _, rate in found) for form, found in curves.items()}
+    peak = {
+        form: max(rate for _, found in of_form for _, rate in found)
+        for form, of_form in curves.items()
+    }
     return MeasuredDevice(
         **(plain | {"peak": peak, "bandwidth": bandwidth}),
         products=curves,
@@ -93,14 +116,20 @@ def _streaming(packed: list[Gemm], profile: Profile, device: Device) -> float:
     return max(reads, default=device.bandwidth)
 
 
-def curve(products: list[Gemm]) -> Curve:
-    """The rate of all matrices of a row count together."""
-    rows: dict[int, list[Gemm]] = {}
+def curves_of(products: list[Gemm]) -> tuple[tuple[float, Curve], ...]:
+    """A curve for each size of matrix; those of the same size together."""
+    sizes: dict[int, dict[int, list[Gemm]]] = {}
     for each in products:
-        rows.setdefault(each.m, []).append(each)
+        sizes.setdefault(each.k * each.n, {}).setdefault(each.m, []).append(each)
     return tuple(
-        (float(m), sum(g.flops for g in found) / sum(g.seconds for g in found))
-        for m, found in sorted(rows.items())
+        (
+            math.log(elements),
+            tuple(
+                (float(m), sum(g.flops for g in found) / sum(g.seconds for g in found))
+                for m, found in sorted(rows.items())
+            ),
+        )
+        for elements, rows in sorted(sizes.items())
     )
 
 
