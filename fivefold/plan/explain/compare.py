@@ -49,7 +49,13 @@ def verdict(first: Found, second: Found) -> str:
     if not found:
         return words
     main = found[0]
-    return f"{words}; {main.why}: {main.share:+.0%} {main.piece}"
+    return f"{words}; {main.why}: {main.share:+.0%} {in_words(main.piece)}"
+
+
+def in_words(piece: str) -> str:
+    """`tp exposed` as people say it."""
+    axis, _, rest = piece.partition(" ")
+    return f"exposed {axis} communication" if rest == "exposed" else piece
 
 
 def reason(piece: str, worse: Found, better: Found) -> str:
@@ -80,6 +86,8 @@ def _products(worse: Found, better: Found) -> str:
             f"{worse.job.shape.config.num_layers} layers do not divide evenly over "
             f"{stages_of(layout)} stages"
         )
+    if a.layout.pp > b.layout.pp:
+        return f"the head makes one of {a.layout.pp} pipeline ranks slower than the others"
     if a.layout.tp > b.layout.tp or rows[worse] < rows[better]:
         return f"smaller matrix products (tp={a.layout.tp}, {rows[worse]:,} tokens a pass)"
     return "matrix products reach less of the device's rate"

@@ -96,12 +96,8 @@ def arithmetic(answer: Answer) -> list[str]:
 
 
 def _explained(found: Found) -> Iterator[str]:
-    training, layout = found.job.training, found.strategy.layout
-    count, time = found.time.microbatches, found.time
-    yield (
-        f"batch: {training.global_batch} sequences / ({layout.dp} data ranks x micro-batch "
-        f"{found.strategy.micro_batch}) = {count} micro-batches a step"
-    )
+    training, layout, time = found.job.training, found.strategy.layout, found.time
+    yield _batch(found)
     product = " x ".join(
         f"{axis} {getattr(layout, axis)}"
         for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -125,5 +121,15 @@ def _compared(answer: Answer) -> Iterator[str]:
         if other is None or other.strategy == answer.winner.strategy:
             continue
         yield f"{name} {say(other.strategy)}: {other.seconds:.4g} s, {as_text.size(other.bytes)}"
+        yield f"  {_batch(other)}"
         for each in differences(answer.winner, other):
             yield f"  {each.seconds:+.4g} s ({each.share:+.1%}) {each.piece}: {each.why}"
+
+
+def _batch(found: Found) -> str:
+    """How a step's sequences become passes."""
+    layout, count = found.strategy.layout, found.time.microbatches
+    return (
+        f"batch: {found.job.training.global_batch} sequences / ({layout.dp} data ranks x "
+        f"micro-batch {found.strategy.micro_batch}) = {count} accumulation steps"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 from fivefold.plan.cost import RunCost, run_cost
@@ -87,8 +88,8 @@ def bill(found: Found, *, spot: bool = False) -> RunCost | None:
 
 
 def cost_record(cost: RunCost) -> dict[str, Any]:
-    """Days, device hours, kWh, dollars."""
-    return {
+    """Days, device hours, kWh, dollars; null for what is without end."""
+    found = {
         "steps": cost.steps,
         "days": cost.days,
         "device_hours": cost.device_hours,
@@ -99,6 +100,8 @@ def cost_record(cost: RunCost) -> dict[str, Any]:
         "checkpoint_every_seconds": cost.goodput.interval,
         "interruptions_a_day": cost.goodput.interruptions_a_day,
     }
+    endless = {name for name, value in found.items() if value is not None and not isfinite(value)}
+    return {name: None if name in endless else value for name, value in found.items()}
 
 
 def _differences(first: Found, second: Found | None) -> list[dict[str, Any]]:

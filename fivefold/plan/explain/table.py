@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Console
 from rich.table import Table
 
@@ -60,6 +62,9 @@ def _head(answer: Answer, console: Console) -> None:
 
 def cost_in_words(cost: RunCost) -> str:
     """Days, energy, money and what interruptions cost."""
+    if not math.isfinite(cost.days):
+        often = cost.goodput.interruptions_a_day
+        return f"no end in sight: {as_text.count(often)} interruptions a day leave no progress"
     parts = [f"{cost.days:.3g} days", f"{as_text.count(cost.device_hours)} device hours"]
     if cost.energy:
         parts.append(f"{as_text.count(cost.energy)} kWh")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any, cast
 
 import jinja2
@@ -74,7 +75,9 @@ def tiles(found: Found) -> list[tuple[str, str, str]]:
         cost = bill(found, spot=spot)
         if cost is not None:
             value = f"{cost.days:.3g} days"
-            if cost.dollars is not None:
+            if not isfinite(cost.days):
+                value = "no end"
+            elif cost.dollars is not None:
                 value = f"${as_text.count(cost.dollars)}"
             shown.append((name, value, cost_in_words(cost)))
     return shown

@@ -18,7 +18,8 @@ td.code { font: 12.5px/1.45 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", m
 td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 thead th { color: var(--soft); font-weight: 600; }
 ul.notes { padding-left: 20px; } ul.notes li { margin: 3px 0; overflow-wrap: anywhere; }
-.over { overflow-x: auto; }
+.over { overflow-x: auto; } figure .over { padding: 0 8px 6px; }
+td.place { white-space: nowrap; overflow-wrap: normal; }
 """
 
 PAGE = """<!DOCTYPE html>
@@ -48,7 +49,7 @@ PAGE = """<!DOCTYPE html>
     <span class="legend">{% for part in legend %}<span class="key"><span class="swatch" style="background:{{ part.colour }}"></span>{{ part.name }}</span>{% endfor %}</span></figcaption>
     {{ memory }}</figure>
   <figure id="waterfall"><figcaption><span class="title">Where a step's time goes</span></figcaption>{{ waterfall }}</figure>
-{% if pipeline %}  <figure class="wide" id="pipeline"><figcaption><span class="title">Pipeline</span><span class="key">{{ pipeline_title }}</span></figcaption>
+{% if pipeline %}  <figure class="wide" id="pipeline"><figcaption><span class="title">Pipeline</span><span class="what">{{ pipeline_title }}</span></figcaption>
     <div class="scroll">{{ pipeline }}</div></figure>
 {% endif %}  <figure class="wide" id="topology"><figcaption><span class="title">Axes on links: the groups of rank 0</span>
     <span class="legend">{% for axis in axes %}<span class="key"><span class="swatch" style="background:{{ axis.colour }}"></span>{{ axis.name }}</span>{% endfor %}</span></figcaption>
@@ -66,7 +67,7 @@ PAGE = """<!DOCTYPE html>
 <h2>Ranking: the best of each shape</h2>
 <div class="over"><table id="ranking">
   <thead><tr><th></th><th>strategy</th><th class="n">a step</th><th class="n">MFU</th><th class="n">memory</th><th>why not</th></tr></thead>
-{% for place, text, seconds, mfu, size, why in ranking %}  <tr><td>{{ place }}</td><td class="code">{{ text }}</td><td class="n">{{ seconds }}</td><td class="n">{{ mfu }}</td><td class="n">{{ size }}</td><td>{{ why }}</td></tr>
+{% for place, text, seconds, mfu, size, why in ranking %}  <tr><td class="place">{{ place }}</td><td class="code">{{ text }}</td><td class="n">{{ seconds }}</td><td class="n">{{ mfu }}</td><td class="n">{{ size }}</td><td>{{ why }}</td></tr>
 {% endfor %}</table></div>
 {% for name, rows in compared %}<h2>Against {{ name }}</h2>
 <div class="over"><table>

@@ -10,6 +10,7 @@ from fivefold.plan.search.found import Found
 from fivefold.plan.search.valid import stages_of, takes
 from fivefold.plan.time.simulated import simulated_step
 
+SHORT = 0.1  # of an action: messages that take less would only hide what is under them
 MOST_ACTIONS = 4000  # of all ranks: a page with more is slow to open
 
 
@@ -21,7 +22,10 @@ def timeline(found: Found) -> Timeline | None:
     count = drawn(found)
     batch = count * strategy.micro_batch * strategy.layout.dp
     training = replace(job.training, global_batch=batch)
-    return simulated_step(job.shape, training, strategy, job.cluster, job.software)[1]
+    line = simulated_step(job.shape, training, strategy, job.cluster, job.software)[1]
+    shortest = SHORT * line.short_action
+    messages = tuple(m for m in line.messages if m.end - m.start >= shortest)
+    return replace(line, messages=messages)
 
 
 def drawn(found: Found) -> int:

@@ -88,7 +88,7 @@ def topology(found: Found) -> str:
     gap = 26 + 5 * len(listed)
     parts, places = [], {}
     for index, domain in enumerate(domains):
-        x, y = index % across * (wide + 40) + 10, index // across * (tall + TOP + gap) + TOP
+        x, y = index % across * (wide + 40) + 34, index // across * (tall + TOP + gap) + TOP
         parts.append(_domain(x, y, wide, tall, _name(found, domain)))
         for slot in range(shown):
             rank = domain * cluster.domain + slot
@@ -101,7 +101,7 @@ def topology(found: Found) -> str:
     for index, axis in enumerate(listed):
         parts.append(_line(axis, [places[r] for r in axis.members if r in places], index))
     height = -(-len(domains) // across) * (tall + TOP + gap) + 4
-    width = min(len(domains), across) * (wide + 40)
+    width = min(len(domains), across) * (wide + 40) + 34
     return (
         f'<svg class="topology" viewBox="0 0 {width} {height}" style="max-width:{width * 1.3:.0f}px" '
         f'role="img" aria-label="axes on links">{"".join(parts)}</svg>'
@@ -140,7 +140,7 @@ def _line(axis: Axis, points: list[tuple[float, float]], index: int) -> str:
         return ""
     shift = CELL / 2 + 3 + 4 * index
     colour = COLOURS[axis.name]
-    path = "M" + "L".join(f"{x + 2 * index - 4:.1f} {y + shift:.1f}" for x, y in points)
+    path = _path([(x + 2 * index - 4, y + shift) for x, y in points])
     ticks = "".join(
         f'<path d="M{x + 2 * index - 4:.1f} {y + CELL / 2}v{shift - CELL / 2:.1f}" '
         f'stroke="{colour}"/>'
@@ -151,3 +151,17 @@ def _line(axis: Axis, points: list[tuple[float, float]], index: int) -> str:
         f'<g class="axis-line"><title>{escape(tip)}</title>{ticks}'
         f'<path d="{path}" stroke="{colour}" stroke-width="2" fill="none"/></g>'
     )
+
+
+def _path(points: list[tuple[float, float]]) -> str:
+    """Straight in a row of domains; from row to row in a bow that leaves what is between readable."""
+    (x, y), rest = points[0], points[1:]
+    path = f"M{x:.1f} {y:.1f}"
+    for nx, ny in rest:
+        if ny == y:
+            path += f"L{nx:.1f} {ny:.1f}"
+        else:
+            side = min(x, nx) - 28
+            path += f"C{side:.1f} {y:.1f} {side:.1f} {ny:.1f} {nx:.1f} {ny:.1f}"
+        x, y = nx, ny
+    return path

@@ -13,7 +13,7 @@ from fivefold.plan.search.front import front
 from fivefold.plan.search.guess import Guess, judge_guess
 from fivefold.plan.search.job import Estimators, Job
 from fivefold.plan.search.refine import refine, width_of
-from fivefold.plan.search.search import Counts, search
+from fivefold.plan.search.search import FINER, Counts, search
 
 Objective = Literal["time", "cost", "memory"]
 HALVINGS = 4  # of the nodes, for the front of time and cost
@@ -78,7 +78,7 @@ def answer(job: Job, estimators: Estimators, asked: Asked) -> Answer:
     if guess is not None and guess.fits:
         ranking = _with(ranking, guess)
     smaller = _smaller(job, estimators) if asked.smaller else []
-    points = front([*ranking, *result.front, *smaller], _measures)
+    points = _thinned(front([*ranking, *result.front, *smaller], _measures))
     ranking = _by(asked.objective, ranking, points)
     change = None if guess is None or guess.fits else change_of(guess, estimators)
     return Answer(
@@ -121,6 +121,18 @@ def _smaller(job: Job, estimators: Estimators) -> list[Found]:
             break
         found.append(best[0])
     return found
+
+
+def _thinned(points: list[Found]) -> list[Found]:
+    """Without those that save little memory over a faster one on the same devices."""
+    kept: list[Found] = []
+    least: dict[int, float] = {}
+    for each in points:
+        devices, memory = each.job.devices, each.job.cluster.device.memory
+        if each.bytes < least.get(devices, float("inf")) - FINER * memory:
+            kept.append(each)
+            least[devices] = each.bytes
+    return kept
 
 
 def _by(objective: Objective, ranking: list[Found], points: list[Found]) -> list[Found]:

@@ -11,8 +11,10 @@ rank keep of the micro-batches that are under way there.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from fivefold.plan.search.job import Estimators, Job, Pass
-from fivefold.plan.search.space import Pipe, Split, Width
+from fivefold.plan.search.space import MOST_STAGES, Pipe, Split, Width
 from fivefold.plan.workload import Recompute, Strategy
 
 
@@ -23,7 +25,7 @@ class Bounds:
         self.job = job
         self.estimators = estimators
         self._passes: dict[tuple[Width, int, Recompute], Pass] = {}
-        self._kept: dict[tuple[Width, int, Recompute], tuple[float, float]] = {}
+        self._kept: dict[tuple[Width, Recompute], tuple[float, float]] = {}
         self._weights = _Weights.of(job)
         config = job.shape.config
         self._dense = sum(not config.is_sparse(i) for i in range(config.num_layers))
@@ -38,11 +40,11 @@ class Bounds:
             )
         return self._passes[key]
 
-    def kept(self, width: Width, micro_batch: int, recompute: Recompute) -> tuple[float, float]:
-        """Bytes of one micro-batch in a dense layer, and in one with experts."""
-        key = width, micro_batch, recompute
+    def kept(self, width: Width, recompute: Recompute) -> tuple[float, float]:
+        """Bytes of one sequence in a dense layer, and in one with experts; more are so many times it."""
+        key = width, recompute
         if key not in self._kept:
-            job, alone = self.job, self._alone(*key)
+            job, alone = self.job, self._alone(width, 1, recompute)
             dense, sparse = self._dense, job.shape.config.num_layers - self._dense
             self._kept[key] = tuple(  # type: ignore[assignment]
                 self.estimators.kept(job.shape, job.training, alone, job.software, kind)
@@ -96,17 +98,34 @@ class Bounds:
         job = self.job
         dp = job.devices // (width.ranks * pp)
         microbatches = job.training.global_batch // (dp * micro_batch)
-        layers, under_way = job.shape.config.num_layers // pp, float(pp)
-        if pipe is not None and pipe.schedule == "interleaved" and microbatches > 2 * pp:
-            # Of its `virtual` stages the smallest there can be.
-            layers = job.shape.config.num_layers // (pp * pipe.virtual) * pipe.virtual
-            under_way += (pp - 1) / pipe.virtual
-        dense, sparse = self.kept(width, micro_batch, recompute)
-        first = layers * min(dense, sparse)
-        kept = first * min(under_way, microbatches)
-        if 0 < self._dense <= layers and pp > 1:  # dense layers come first: the next rank has none
-            kept = max(kept, layers * sparse * min(under_way - 1, microbatches))
+        layers = job.shape.config.num_layers
+        virtual = None if pipe is None else pipe.virtual
+        first, second = under_way(layers, pp, microbatches, virtual)
+        dense, sparse = (micro_batch * each for each in self.kept(width, recompute))
+        kept = first * min(dense, sparse)
+        if (
+            0 < self._dense <= layers // pp and pp > 1
+        ):  # dense layers come first: the next rank has none
+            kept = max(kept, second * sparse)
         return self.estimators.base + self.estimators.fragments * kept
+
+
+@lru_cache(maxsize=65536)
+def under_way(layers: int, pp: int, microbatches: int, virtual: int | None) -> tuple[float, float]:
+    """Layers times micro-batches that the first pipeline rank keeps at least, and the second.
+
+    virtual: stages of a rank; None: as many as keep least. Interleaving keeps a (pp-1)/virtual part
+    of a micro-batch more, of stages the smallest of which has layers/(pp virtual), rounded down.
+    """
+    found = []
+    for stages in range(1, MOST_STAGES + 1) if virtual is None else (virtual,):
+        held, most = layers // (pp * stages) * stages, float(pp)
+        if stages > 1 and microbatches > 2 * pp:
+            most += (pp - 1) / stages
+        if held:
+            found.append((held * min(most, microbatches), held * min(most - 1, microbatches)))
+    first, second = zip(*found, strict=True)
+    return min(first), min(second)
 
 
 def _idle(one: Pass, pp: int, pipe: Pipe | None) -> float:

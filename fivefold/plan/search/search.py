@@ -185,8 +185,10 @@ class Search:
         assert pipe is not None and batch is not None and mode is not None
         job = self.job
         least = 0.0  # what a step takes whatever data ranks divide
+        once = batch * job.devices // (width.ranks * pp) == job.training.global_batch
         for split in splits(job, width, pp, pipe):
-            if not self._may_matter(least, node, split):
+            # ZeRO-2 sends gradients for each micro-batch, which the time of a step does not know.
+            if (split.zero == 2 and not once) or not self._may_matter(least, node, split):
                 continue
             chosen = strategy(width, pp, pipe, split, batch, mode)
             self.counts.judged += 1
