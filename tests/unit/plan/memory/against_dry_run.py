@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from fivefold.core.config import RunConfig
 from fivefold.core.layout import parse_assignments
 from fivefold.core.resolve import build as configuration
 from fivefold.engines.train.dry_run.account import Memory
@@ -84,12 +85,7 @@ def pairs(
         "data": {"sequence_length": sequence},
         "precision": {"dtype": dtype},
     })  # fmt: skip
-    planned = ledger(
-        ModelShape("model", check_run(config)),
-        Training(sequence, config.train.global_batch, compute=dtype),
-        Strategy(config.layout, micro_batch, config.train.recompute),
-        Software("fivefold", chunk=chunk),
-    )
+    planned = plan(config)
     if dist.is_initialized():  # a run of one rank may have left its group
         dist.destroy_process_group()
     executed = dry_run(config, one_of_each_stage(config.layout))
@@ -97,3 +93,14 @@ def pairs(
         Pair(plan, account.memory, config.layout.cp > 1)
         for plan, account in zip(planned, executed, strict=True)
     ]
+
+
+def plan(config: RunConfig) -> tuple[Ledger, ...]:
+    """The ledgers of a training configuration."""
+    train = config.train
+    return ledger(
+        ModelShape("model", check_run(config)),
+        Training(config.data.sequence_length, train.global_batch, compute=config.precision.dtype),
+        Strategy(config.layout, train.micro_batch, train.recompute),
+        Software("fivefold", chunk=train.loss_chunk),
+    )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from fivefold.core.resolve import build as configuration
 from fivefold.kernels.cpu import library
-from tests.unit.plan.memory.against_dry_run import pairs
+from tests.dist.dry_run_cases import real, values
+from tests.dist.harness import Workers
+from tests.unit.plan.memory.against_dry_run import pairs, plan
 
 TOLERANCE = 0.05  # of the peak. Seen: 4 % at most, a tenth of a percent mostly
 SLOW = pytest.mark.slow
@@ -59,11 +63,18 @@ def test_a_ledger_is_what_a_step_holds(model: str, layout: str, options: dict[st
         assert abs(pair.error) <= TOLERANCE, f"rank {pair.planned.rank}: {pair.error:+.1%}"
 
 
-@pytest.mark.parametrize("layout", ["", "dp_shard=4,zero=1", "pp=2,dp_shard=2"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "",
+        pytest.param("dp_shard=4,zero=1", marks=SLOW),
+        pytest.param("pp=2,dp_shard=2", marks=SLOW),
+    ],
+)
 def test_what_is_offloaded_is_on_the_host(layout: str) -> None:
     """With `offload=optimizer` device and host together hold what the step counts in one sum."""
     offloaded = f"{layout},offload=optimizer".lstrip(",")
-    for pair in pairs("dense", offloaded, count=4):
+    for pair in pairs("dense", offloaded):
         planned = pair.planned
         assert planned.masters == planned.optimizer == 0
         both = planned.states + planned.host
@@ -71,3 +82,20 @@ def test_what_is_offloaded_is_on_the_host(layout: str) -> None:
         seen = held.parameters + held.masters + held.optimizer + held.gradients
         # Gradients on the device are seen among activations, unless parameters are divided.
         assert both - (0 if "pp" in layout else planned.gradients) == seen
+
+
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [({}, {}), ({"tp": 1}, {"precision": {"dtype": "bf16"}, "train": {"recompute": "full"}})],
+)
+def test_a_real_step_holds_what_is_planned(
+    workers: Callable[[int], Workers], layout: dict[str, int], options: dict[str, Any]
+) -> None:
+    """Tensors with values, kernels that compute, every storage observed as it comes and goes."""
+    given = values("dense", layout, **options)
+    (account,) = workers(1).run(real, given)
+    planned, (held,) = plan(configuration(given)), [account["bytes"]]
+    for name in ("parameters", "masters", "gradients", "optimizer"):
+        assert getattr(planned[0], name) == held[name]
+    seen = planned[0].working - planned[0].activations["inputs"]
+    assert seen == pytest.approx(held["activations"], rel=TOLERANCE)
