@@ -12,7 +12,7 @@ from fivefold.core.errors import FivefoldError, PlanError, nearest
 
 if TYPE_CHECKING:
     from fivefold.plan.shape import ModelShape
-    from fivefold.plan.workload import Software, Strategy, Training
+    from fivefold.plan.workload import Strategy, Training
 
 EPILOG = (
     "Examples:\n\n"
@@ -36,6 +36,9 @@ def plan_memory(
     recompute: str = typer.Option("none", help="none, selective or full."),
     compute: str = typer.Option("bf16", help="Format of products: bf16, fp16, fp32, fp8, mxfp8."),
     optimizer: str = typer.Option("adamw", help="adamw or sgd."),
+    software: str = typer.Option(
+        "fivefold", help="The training system: fivefold, megatron-core, megatron-2022, …"
+    ),
     device: str | None = typer.Option(None, help="A device whose memory is the limit, e.g. H100."),
     explain: bool = typer.Option(False, "--explain", help="Print the arithmetic."),
     context: int = typer.Option(0, help="With --explain: tokens of a sequence in a cache."),
@@ -47,17 +50,20 @@ def plan_memory(
     """What each pipeline rank holds at its fullest: state, activations by component, buffers."""
     from rich.console import Console
 
+    from fivefold.plan.memory.explain import explain_layers
     from fivefold.plan.memory.ledger import ledger
     from fivefold.plan.memory.parts import as_dict
     from fivefold.plan.memory.picture import memory_svg
     from fivefold.plan.memory.show import show
     from fivefold.plan.models.parse import shape as find
+    from fivefold.plan.software import software as find_software
 
     shape = find(model)
-    training, strategy, software = _what(
+    system = find_software(software)
+    training, strategy = _what(
         shape, layout, sequence, batch, micro_batch, recompute, compute, optimizer
     )
-    ledgers = ledger(shape, training, strategy, software)
+    ledgers = ledger(shape, training, strategy, system)
     limit = None if device is None else _memory(device)
     title = f"{shape.name}, {strategy.layout}: {sequence:,} tokens, recompute {recompute}"
     if svg is not None:
@@ -72,7 +78,8 @@ def plan_memory(
     if limit is not None:
         console.print(_verdict(max(one.total for one in ledgers), limit), soft_wrap=True)
     if explain:
-        typer.echo("\n" + _explained(shape, limit, context, sequences, kv))
+        layers = explain_layers(shape, training, strategy, system)
+        typer.echo("\n" + _explained(shape, limit, layers, context, sequences, kv))
 
 
 def _what(
@@ -84,11 +91,11 @@ def _what(
     recompute: str,
     compute: str,
     optimizer: str,
-) -> tuple[Training, Strategy, Software]:
+) -> tuple[Training, Strategy]:
     """The words as what the ledger takes. Raises a FivefoldError for those it does not know."""
     from fivefold.axes.check import check_microbatches, check_model
     from fivefold.core.layout import Layout
-    from fivefold.plan.workload import Software, Strategy, Training
+    from fivefold.plan.workload import Strategy, Training
 
     for name, given, known in (
         ("recompute", recompute, ("none", "selective", "full")),
@@ -112,7 +119,7 @@ def _what(
     strategy = Strategy(found, micro_batch, recompute)  # type: ignore[arg-type]
     training = Training(sequence, batch, compute=compute, optimizer=optimizer)  # type: ignore[arg-type]
     check_microbatches(found, strategy.microbatches(training))
-    return training, strategy, Software("fivefold")
+    return training, strategy
 
 
 def _memory(device: str) -> float:
@@ -130,11 +137,16 @@ def _verdict(total: int, limit: float) -> str:
 
 
 def _explained(
-    shape: ModelShape, limit: float | None, context: int, sequences: int, kv: str
+    shape: ModelShape,
+    limit: float | None,
+    layers: list[str],
+    context: int,
+    sequences: int,
+    kv: str,
 ) -> str:
     from fivefold.plan.memory import explain
 
-    groups = [explain.explain_parameters(shape), explain.explain_state(shape, limit)]
+    groups = [explain.explain_parameters(shape), explain.explain_state(shape, limit), layers]
     if context:
         groups.append(explain.explain_cache(shape, context, sequences, kv))
     return explain.lines(*groups)

@@ -7,9 +7,12 @@ from collections.abc import Iterable
 
 from fivefold.core.layout import Layout
 from fivefold.observe.format import size as in_units
+from fivefold.plan.memory.block import block
 from fivefold.plan.memory.parameters import Weight, layer_weights, outer_weights
+from fivefold.plan.memory.place import Place
 from fivefold.plan.memory.serving import BITS, element_bytes, kv_bytes, kv_layer_bytes
 from fivefold.plan.shape import ModelShape
+from fivefold.plan.workload import Software, Strategy, Training
 
 ADAM = 12  # bytes a parameter: an fp32 master and two moments
 MIXED = 16  # with 16-bit parameters and gradients
@@ -63,6 +66,26 @@ def explain_state(shape: ModelShape, memory: float | None = None) -> list[str]:
             f" of {in_units(whole)}{beside}"
             + ("" if whole <= memory else f": {in_units(whole - memory)} too much")
         )
+    return found
+
+
+def explain_layers(
+    shape: ModelShape, training: Training, strategy: Strategy, software: Software
+) -> list[str]:
+    """What a layer of the first stage keeps of one micro-batch for its backward."""
+    place = Place.of(shape, training, strategy, software)
+    found = []
+    for sparse in sorted({shape.config.is_sparse(i) for i in range(shape.config.num_layers)}):
+        kept = block(place, sparse, "accumulate").kept
+        kind = " with experts" if sparse else ""
+        found.append(
+            f"a layer{kind} keeps of {place.inside:,} tokens (recompute {strategy.recompute}):"
+        )
+        found += [
+            f"  {name}: {size:,} bytes, {size / place.inside:,.1f} a token"
+            for name, size in kept.most_common()
+        ]
+        found.append(f"  together {kept.total():,} bytes")
     return found
 
 

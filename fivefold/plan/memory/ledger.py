@@ -128,9 +128,13 @@ def _rank(
     activations["inputs"] = 3 * INDEX * place.inside * microbatches
     buffers = {n: b for n, b in most.items() if b and n in BUFFERS}
     working = sum(activations.values()) + sum(buffers.values())
+    reserve = CONTEXT + FRAGMENTS * working
+    if place.ep > 1:  # load is even in what is counted; the busiest rank has more
+        uneven = activations.get("dispatch", 0) + activations.get("experts", 0)
+        reserve += (place.software.imbalance - 1) * uneven
     return Ledger(
         rank, held.parameters, held.masters, held.gradients, held.optimizer,
-        activations, buffers, CONTEXT + int(FRAGMENTS * working), held.host, moment,
+        activations, buffers, int(reserve), held.host, moment,
     )  # fmt: skip
 
 
