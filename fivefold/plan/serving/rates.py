@@ -16,6 +16,9 @@ EXPERTS, EXPERTS_BLACKWELL = 0.8, 1.0
 NARROW = {"fp8": 0.8, "int8": 0.8, "fp4": 0.7}
 """What products of narrow formats reach, of the share that those of 16 bits reach: power holds the
 clock lower, and sums are scaled and widened as they go."""
+PROCESSOR = 0.3
+"""Of its memory's bandwidth, what a processor reaches where 16-bit numbers are widened and exp is
+computed (docs/kernels.md: SwiGLU 25%, RMSNorm 38%, rotary embedding 43%)."""
 FLOOR = 4.0
 """A product below a third of `small` is not slowed further by its tiles: memory bounds it."""
 
@@ -26,7 +29,8 @@ def product(
     """Seconds of a matrix product: bound by operations or by memory, whichever is slower."""
     if isinstance(device, MeasuredDevice):
         elements = operations / (2 * max(rows, 1e-9))
-        return max(operations / device.rate(form, rows, elements), moved / device.bandwidth)
+        computing = operations / device.rate(form, rows, elements)
+        return max(computing, moved / device.streaming(elements))
     found = device.efficiency
     computed = min(operations + found.small, FLOOR * operations)
     share = found.products * NARROW.get(form, 1.0)
@@ -49,6 +53,11 @@ def bandwidth(device: Device) -> float:
     if isinstance(device, MeasuredDevice):
         return device.bandwidth
     return device.bandwidth * device.efficiency.bandwidth
+
+
+def elementwise(device: Device) -> float:
+    """Bytes per second of norms, activations and copies."""
+    return bandwidth(device) * (PROCESSOR if isinstance(device, MeasuredDevice) else 1.0)
 
 
 def reading(device: Device) -> float:

@@ -107,7 +107,7 @@ class StepModel:
         self._host = kernels * rates.eager(self._device)
         form = product_form(self._device, "fp32" if strategy.weights == "fp32" else "bf16")
         self._attention_rate = rates.attention(self._device, form)
-        self._bandwidth = rates.bandwidth(self._device)
+        self._elementwise_rate = rates.elementwise(self._device)
         self._reading = rates.reading(self._device)
         self._forms = {
             matrix.name: product_form(self._device, matrix.form)
@@ -214,7 +214,7 @@ class StepModel:
 
     def _elementwise(self, tokens: float) -> float:
         passes = PASSES + LATENT_PASSES * self.work.latent
-        return self.work.layers * passes * tokens * self.work.hidden * 2 / self._bandwidth
+        return self.work.layers * passes * tokens * self.work.hidden * 2 / self._elementwise_rate
 
     def _communication(self, tokens: float) -> float:
         size = tokens * self.work.hidden * 2

@@ -17,17 +17,20 @@ from fivefold.plan.hardware.device import Device
 from fivefold.plan.hardware.profile import AttentionTime, Gemm, Profile, own_profile, read_profile
 
 Curve = tuple[tuple[float, float], ...]
-"""(rows, FLOP/s) in order of rows."""
+"""(x, y) in order of x."""
 
 
 @dataclass(frozen=True)
 class MeasuredDevice(Device):
-    """`products`: by format, curves of a product's rate by the logarithm of a matrix' elements;
-    `reading`: bytes per second of keys
-    and values that decode reads; `scoring`: FLOP/s of attention of a prompt.
+    """A device whose products were measured.
+
+    products: by format, for the logarithm of a matrix' elements the curve of FLOP/s over rows;
+    streams: over the same logarithm, bytes per second that a product of one row reads;
+    reading: bytes per second of keys and values in decode; scoring: FLOP/s of a prompt's attention.
     """
 
     products: Mapping[str, tuple[tuple[float, Curve], ...]] = field(default_factory=dict)
+    streams: Curve = ()
     reading: float = 0.0
     scoring: float = 0.0
 
@@ -37,30 +40,28 @@ class MeasuredDevice(Device):
         Between measured rows the time of a row's share lies on a straight line, between measured
         matrices the rate does, over the logarithm of their elements.
         """
-        curves = self.products[form]
-        size = math.log(max(1.0, elements))
-        low, slow = curves[0]
-        for high, fast in curves:
-            if size <= high:
-                break
-            low, slow = high, fast
-        else:
-            return _along(slow, rows)
-        if high == low or size <= low:
-            return _along(fast, rows)
-        share = (size - low) / (high - low)
-        return (1 - share) * _along(slow, rows) + share * _along(fast, rows)
+        here = tuple((size, _along(curve, rows)) for size, curve in self.products[form])
+        return _between(here, math.log(max(1.0, elements)))
+
+    def streaming(self, elements: float) -> float:
+        """Bytes per second that are read of a matrix of so many elements."""
+        return _between(self.streams, math.log(max(1.0, elements)))
+
+
+def _between(points: Curve, x: float) -> float:
+    """On straight lines between points; beyond them the outermost."""
+    if x <= points[0][0]:
+        return points[0][1]
+    for (low, first), (high, last) in pairwise(points):
+        if x <= high:
+            return first + (x - low) / (high - low) * (last - first)
+    return points[-1][1]
 
 
 def _along(curve: Curve, rows: float) -> float:
-    """A curve's rate at so many rows."""
-    if rows <= curve[0][0]:
-        return curve[0][1]
-    for (low, slow), (high, fast) in pairwise(curve):
-        if rows <= high:
-            share = (rows - low) / (high - low)
-            return rows / ((1 - share) * low / slow + share * high / fast)
-    return curve[-1][1]
+    """A rate at so many rows: on straight lines of the time that all rows take."""
+    rows = min(max(rows, curve[0][0]), curve[-1][0])
+    return rows / _between(tuple((each, each / rate) for each, rate in curve), rows)
 
 
 def as_measured(cluster: Cluster) -> Cluster:
@@ -86,40 +87,46 @@ def serving_device(device: Device, profile: Profile) -> MeasuredDevice | Device:
         return device
     forms = sorted({each.dtype for each in packed})
     curves = {form: curves_of([g for g in packed if g.dtype == form]) for form in forms}
-    bandwidth = _streaming(packed, profile, device)
+    streams = _streams(packed, profile, device)
     plain = {each.name: getattr(device, each.name) for each in fields(Device)}
     peak = {
         form: max(rate for _, found in of_form for _, rate in found)
         for form, of_form in curves.items()
     }
+    bandwidth = max(rate for _, rate in streams)
     return MeasuredDevice(
         **(plain | {"peak": peak, "bandwidth": bandwidth}),
         products=curves,
+        streams=streams,
         reading=_reading(profile.attention, bandwidth),
         scoring=max((a.rate for a in profile.attention if a.kind == "forward"), default=0.0),
     )
 
 
-def weight_bytes(product: Gemm) -> float:
-    """Of the matrix."""
-    return product.k * product.n * (4.0 if product.dtype == "fp32" else 2.0)
-
-
-def _streaming(packed: list[Gemm], profile: Profile, device: Device) -> float:
-    """Bytes per second that products of one row read: they are measured over copies that no cache
-    holds, as a model's weights are not held. Plain reads stand in where there are none.
+def _streams(packed: list[Gemm], profile: Profile, device: Device) -> Curve:
+    """What products of one row read: they are measured over copies that no cache holds, as a
+    model's weights are not held. Plain reads stand in where there are none.
     """
-    single = [g for g in packed if g.m == 1]
-    if single:
-        return max(weight_bytes(g) / g.seconds for g in single)
+    sizes: dict[int, list[float]] = {}
+    for g in packed:
+        if g.m == 1:
+            moved = g.k * g.n * (4.0 if g.dtype == "fp32" else 2.0)
+            sizes.setdefault(g.k * g.n, []).append(moved / g.seconds)
+    if sizes:
+        return tuple((math.log(n), sum(rates) / len(rates)) for n, rates in sorted(sizes.items()))
     reads = [t.bytes / t.seconds for t in profile.transfers if t.what == "read"]
-    return max(reads, default=device.bandwidth)
+    return ((0.0, max(reads, default=device.bandwidth)),)
 
 
 def curves_of(products: list[Gemm]) -> tuple[tuple[float, Curve], ...]:
-    """A curve for each size of matrix; those of the same size together."""
+    """A curve for each size of matrix; those of the same size together.
+
+    Products of one row are bound by memory, which is counted apart: a few rows at a time are
+    multiplied as fast as the fewest that were measured beyond one.
+    """
     sizes: dict[int, dict[int, list[Gemm]]] = {}
-    for each in products:
+    several = [each for each in products if each.m > 1] or products
+    for each in several:
         sizes.setdefault(each.k * each.n, {}).setdefault(each.m, []).append(each)
     return tuple(
         (
