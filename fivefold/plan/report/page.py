@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any, cast
+from typing import Any
 
 import jinja2
 import numpy as np
 from markupsafe import Markup
 
 from fivefold.observe import format as as_text
-from fivefold.observe.chart import Across, Chart, Drawn, Line, Marks, draw
+from fivefold.observe.chart import Across, Chart, Line, Marks, draw
 from fivefold.observe.report import content_policy, for_script, page_part
 from fivefold.plan.explain.compare import differences, verdict
 from fivefold.plan.explain.notes import arithmetic, notes
 from fivefold.plan.explain.record import bill
 from fivefold.plan.explain.table import cost_in_words
-from fivefold.plan.memory.ledger import Ledger
 from fivefold.plan.memory.parts import PARTS
 from fivefold.plan.report.bars import memory_bars, waterfall
 from fivefold.plan.report.page_text import PAGE, STYLE
 from fivefold.plan.report.timeline import picture
-from fivefold.plan.report.topology import COLOURS, axes, topology
+from fivefold.plan.report.topology import COLOURS, Axis, axes, topology
 from fivefold.plan.search.answer import Answer
 from fivefold.plan.search.found import Found, say
 
@@ -40,7 +39,7 @@ def page(answer: Answer) -> str:
         tiles=tiles(winner),
         notes=notes(answer),
         arithmetic=arithmetic(answer),
-        memory=Markup(memory_bars(_ledgers(winner), winner.job.cluster.device.memory)),
+        memory=Markup(memory_bars(winner.memory, winner.job.cluster.device.memory)),
         legend=PARTS,
         waterfall=Markup(waterfall(winner.time.pieces, winner.seconds)),
         pipeline=None if pipeline is None else Markup(pipeline[0]),
@@ -83,11 +82,7 @@ def tiles(found: Found) -> list[tuple[str, str, str]]:
     return shown
 
 
-def _ledgers(found: Found) -> Sequence[Ledger]:
-    return cast(Sequence[Ledger], found.memory)
-
-
-def _axis_row(axis: Any) -> dict[str, Any]:
+def _axis_row(axis: Axis) -> dict[str, Any]:
     there = axis.group
     return {
         "name": axis.name,
@@ -168,6 +163,3 @@ def _lines(answer: Answer, front: Sequence[Found], measure: Any) -> list[Line]:
         for name, style, members, joined in groups
         if members
     ]
-
-
-__all__ = ["Drawn", "page", "tiles"]

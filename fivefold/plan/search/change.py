@@ -10,7 +10,7 @@ from fivefold.core.layout import Layout
 from fivefold.observe import format as as_text
 from fivefold.plan.hardware.device import Device
 from fivefold.plan.search.found import Found, judge, say
-from fivefold.plan.search.job import Estimators, Job, Memory
+from fivefold.plan.search.job import Estimators, Job
 from fivefold.plan.search.lean import leanest
 from fivefold.plan.search.space import RECOMPUTE
 from fivefold.plan.search.valid import check, divisors
@@ -114,8 +114,10 @@ def _fitting(
             check(job, offloaded)
         except LayoutError:
             continue
-        if _most(job, offloaded, estimators) <= memory:
-            yield f"{words}: {say(offloaded)}"
+        ledgers = estimators.ledger(job.shape, job.training, offloaded, job.software)
+        if max(each.total for each in ledgers) <= memory:
+            host = max(each.host for each in ledgers)
+            yield f"{words}, with {as_text.size(host)} of host memory for each GPU"
             break
     nodes = enough_nodes(job, estimators)
     if nodes is not None:
@@ -149,11 +151,6 @@ def _fits(job: Job, estimators: Estimators) -> bool:
     memory = job.cluster.device.memory
     least = leanest(job, estimators, enough=memory)
     return least is not None and max(each.total for each in least[1]) <= memory
-
-
-def _most(job: Job, strategy: Strategy, estimators: Estimators) -> float:
-    found: tuple[Memory, ...] = estimators.ledger(job.shape, job.training, strategy, job.software)
-    return float(max(each.total for each in found))
 
 
 def _nothing_runs(job: Job) -> PlanError:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from fivefold.plan.search.job import Estimators, Job, Memory
+from fivefold.plan.memory.ledger import Ledger
+from fivefold.plan.search.job import Estimators, Job
 from fivefold.plan.time.result import StepTime
 from fivefold.plan.workload import Strategy
 
@@ -16,11 +17,11 @@ class Found:
 
     job: Job
     strategy: Strategy
-    memory: tuple[Memory, ...]
+    memory: tuple[Ledger, ...]
     time: StepTime
 
     @cached_property
-    def fullest(self) -> Memory:
+    def fullest(self) -> Ledger:
         """The rank that has the most."""
         return max(self.memory, key=lambda each: each.total)
 
@@ -63,9 +64,9 @@ def judge(
     job: Job,
     strategy: Strategy,
     estimators: Estimators,
-    memory: tuple[Memory, ...] | None = None,
+    memory: tuple[Ledger, ...] | None = None,
 ) -> Found:
-    """Memory (unless it is known) and time of a strategy. Raises what the estimators raise."""
+    """Ledger (unless it is known) and time of a strategy. Raises what the estimators raise."""
     if memory is None:
         memory = estimators.ledger(job.shape, job.training, strategy, job.software)
     time = estimators.step_time(job.shape, job.training, strategy, job.cluster, job.software)

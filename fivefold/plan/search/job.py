@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from fivefold.plan.hardware.cluster import Cluster
+from fivefold.plan.memory.ledger import Ledger
 from fivefold.plan.shape import ModelShape
 from fivefold.plan.time.result import StepTime
 from fivefold.plan.workload import Software, Strategy, Training
-
-
-class Memory(Protocol):
-    """What a search reads of a rank's ledger: bytes."""
-
-    @property
-    def states(self) -> int | float:
-        """Parameters, gradients and optimizer."""
-
-    @property
-    def total(self) -> int | float:
-        """All of it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +34,7 @@ class Pass:
         return max(0.0, self.forward + self.input - self.weight)
 
 
-LedgerOf = Callable[[ModelShape, Training, Strategy, Software], tuple[Memory, ...]]
+LedgerOf = Callable[[ModelShape, Training, Strategy, Software], tuple[Ledger, ...]]
 TimeOf = Callable[[ModelShape, Training, Strategy, Cluster, Software], StepTime]
 PassOf = Callable[[ModelShape, Training, Strategy, Cluster, Software], Pass]
 KeptOf = Callable[[ModelShape, Training, Strategy, Software, bool], float]
