@@ -75,6 +75,7 @@ def test_shapes_that_would_take_long_are_left_out(monkeypatch) -> None:
 
     monkeypatch.setattr(products, "CPU_ROWS", (1, 2, 1000))
     monkeypatch.setattr(products, "CPU_MATRICES", ((8, 8),))
+    monkeypatch.setattr(products, "COLD_BYTES", 1)
     monkeypatch.setattr(products, "best_timing", lambda run, device, budget: Timing(budget, 1.0))
     found = products.measure_products("cpu", ["fp32"], 0.01, lambda _: None)
     assert [g.m for g in found if g.kind == "training"] == [1, 2]
