@@ -87,11 +87,11 @@ def small() -> Iterator[Row]:
                 values = {
                     "model": {"config": DENSE if model == "dense" else SPARSE},
                     "layout": parse_assignments(layout),
-                    "train": {"micro_batch": 4, "loss_chunk": 64, "recompute": recompute},
+                    "train": {"micro_batch": 2, "loss_chunk": 64, "recompute": recompute},
                     "data": {"sequence_length": 256},
                     "precision": {"dtype": "bf16"},
                 }
-                yield from rows(f"{model} {layout} recompute={recompute}", values, 8)
+                yield from rows(f"{model} {layout} recompute={recompute}", values, 4)
 
 
 def large() -> Iterator[Row]:
