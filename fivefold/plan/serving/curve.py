@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fivefold.plan.hardware.cluster import Cluster
+from fivefold.plan.serving.batch import Batch
 from fivefold.plan.serving.capacity import room
-from fivefold.plan.serving.step import Batch, model, prefill
+from fivefold.plan.serving.step import model, prefill
 from fivefold.plan.serving.strategy import ServingStrategy
 from fivefold.plan.shape import ModelShape
 

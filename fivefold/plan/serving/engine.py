@@ -12,9 +12,10 @@ from fivefold.engines.serve.scheduling.prefix import PrefixIndex
 from fivefold.engines.serve.scheduling.scheduler import Scheduler
 from fivefold.engines.serve.scheduling.sequence import Sequence
 from fivefold.plan.hardware.cluster import Cluster
+from fivefold.plan.serving.batch import Batch
 from fivefold.plan.serving.capacity import room
 from fivefold.plan.serving.policy import PromptsFirst
-from fivefold.plan.serving.step import Batch, model
+from fivefold.plan.serving.step import model
 from fivefold.plan.serving.strategy import ServingStrategy
 from fivefold.plan.shape import ModelShape
 

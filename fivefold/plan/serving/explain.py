@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 
 from fivefold.plan.hardware.cluster import Cluster
+from fivefold.plan.serving.batch import Batch, StepCost
 from fivefold.plan.serving.capacity import room
 from fivefold.plan.serving.formats import bytes_of
-from fivefold.plan.serving.step import Batch, StepCost, model, prefill, touched_experts
+from fivefold.plan.serving.step import model, prefill, touched_experts
 from fivefold.plan.serving.strategy import ServingStrategy
 from fivefold.plan.shape import ModelShape
 

@@ -8,12 +8,13 @@ from typing import Any
 from fivefold.core.errors import PlanError
 from fivefold.plan.hardware.cluster import Cluster
 from fivefold.plan.serving.advise import Option, ServingPlan, plan_serving
+from fivefold.plan.serving.batch import Batch, StepCost
 from fivefold.plan.serving.capacity import Room, room
 from fivefold.plan.serving.curve import Point, curve
 from fivefold.plan.serving.explain import explain
 from fivefold.plan.serving.question import Question
 from fivefold.plan.serving.simulate import Simulation, simulate
-from fivefold.plan.serving.step import Batch, StepCost, model
+from fivefold.plan.serving.step import model
 from fivefold.plan.serving.strategy import ServingStrategy, Split
 from fivefold.plan.serving.this import as_measured
 from fivefold.plan.shape import ModelShape

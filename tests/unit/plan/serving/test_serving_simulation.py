@@ -17,11 +17,12 @@ from fivefold.engines.serve.scheduling.scheduler import Scheduler
 from fivefold.engines.serve.scheduling.sequence import Sequence
 from fivefold.plan.hardware.parse import cluster
 from fivefold.plan.models.parse import shape
+from fivefold.plan.serving.batch import Batch
 from fivefold.plan.serving.engine import SimulatedEngine
 from fivefold.plan.serving.policy import PromptsFirst
 from fivefold.plan.serving.simulate import Simulation, simulate
 from fivefold.plan.serving.software import SGLANG, VLLM
-from fivefold.plan.serving.step import Batch, decode_step, model, prefill
+from fivefold.plan.serving.step import decode_step, model, prefill
 from fivefold.plan.serving.strategy import ServingStrategy, Split
 from fivefold.plan.serving.traffic import Demand, Traffic, closed, every, faster, steady, trace
 from fivefold.plan.serving.transfer import transfer_bytes, transfer_seconds

@@ -11,16 +11,15 @@ from fivefold.plan.hardware.device import Device
 from fivefold.plan.hardware.efficiency import Efficiency
 from fivefold.plan.hardware.parse import cluster
 from fivefold.plan.models.parse import shape
+from fivefold.plan.serving.batch import Batch, prompt_batch
 from fivefold.plan.serving.collectives import all_reduce, all_to_all
 from fivefold.plan.serving.software import TENSORRT_LLM
 from fivefold.plan.serving.speculation import Speculation
 from fivefold.plan.serving.step import (
-    Batch,
     StepModel,
     decode_step,
     imbalance,
     prefill,
-    prompt_batch,
     touched_experts,
 )
 from fivefold.plan.serving.strategy import ServingStrategy
