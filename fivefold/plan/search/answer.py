@@ -17,6 +17,7 @@ from fivefold.plan.search.search import FINER, Counts, search
 
 Objective = Literal["time", "cost", "memory"]
 HALVINGS = 4  # of the nodes, for the front of time and cost
+GLANCE = 200  # strategies that are judged for each of these
 
 
 @dataclass(frozen=True)
@@ -109,14 +110,15 @@ def _with(ranking: list[Found], guess: Found) -> list[Found]:
 
 
 def _smaller(job: Job, estimators: Estimators) -> list[Found]:
-    """The fastest on half, a quarter, … of the nodes, as long as something fits."""
+    """The fastest that a short search finds on half, a quarter, … of the nodes, while something fits."""
     found: list[Found] = []
     nodes = job.cluster.nodes
     for _ in range(HALVINGS):
         if nodes % 2:
             break
         nodes //= 2
-        best = search(job.on(nodes), estimators, wanted=1, with_front=False).best
+        smaller = job.on(nodes)
+        best = search(smaller, estimators, wanted=1, with_front=False, budget=GLANCE).best
         if not best:
             break
         found.append(best[0])

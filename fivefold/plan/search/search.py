@@ -74,13 +74,20 @@ class Search:
     """One search; `wanted` shapes are ranked, and the front is followed where `with_front`."""
 
     def __init__(
-        self, job: Job, estimators: Estimators, *, wanted: int = 8, with_front: bool = True
+        self,
+        job: Job,
+        estimators: Estimators,
+        *,
+        wanted: int = 8,
+        with_front: bool = True,
+        budget: int | None = None,
     ) -> None:
         self.job = job
         self.estimators = estimators
         self.bounds = Bounds(job, estimators)
         self.wanted = wanted
         self.with_front = with_front
+        self.budget = budget
         self.counts = Counts()
         self.by_shape: dict[Shape, Found] = {}
         self.found: list[Found] = []
@@ -97,7 +104,7 @@ class Search:
                 self._start(width, pp)
         while self._heap:
             floor, _, node = heapq.heappop(self._heap)
-            if floor > self._horizon():
+            if floor > self._horizon() or self._is_spent():
                 break
             if self._may_matter(floor, node):
                 self._open(node)
@@ -106,6 +113,12 @@ class Search:
         slowest = SLOWEST * best[0].seconds if best else 0.0
         kept = [each for each in line if each.seconds <= slowest]
         return Result(best[: self.wanted], kept, self.counts)
+
+    def _is_spent(self) -> bool:
+        """Whether as much was judged as may be; something that fits is looked for four times as long."""
+        if self.budget is None:
+            return False
+        return self.counts.judged >= (self.budget if self.found else 4 * self.budget)
 
     def _start(self, width: Width, pp: int) -> None:
         """Put a shape on the heap, unless its state alone is too large."""
@@ -216,6 +229,16 @@ class Search:
             self._times = sorted(each.seconds for each in self.by_shape.values())
 
 
-def search(job: Job, estimators: Estimators, *, wanted: int = 8, with_front: bool = True) -> Result:
-    """The best strategies of `job`, and its front of time and memory."""
-    return Search(job, estimators, wanted=wanted, with_front=with_front).run()
+def search(
+    job: Job,
+    estimators: Estimators,
+    *,
+    wanted: int = 8,
+    with_front: bool = True,
+    budget: int | None = None,
+) -> Result:
+    """The best strategies of `job`, and its front of time and memory.
+
+    budget: strategies that are judged at most; then the best so far is not known to be the best.
+    """
+    return Search(job, estimators, wanted=wanted, with_front=with_front, budget=budget).run()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 
-from fivefold.axes.check import SPLIT_BACKWARD, check_layout, check_model
+from fivefold.axes.check import SPLIT_BACKWARD, check_model
 from fivefold.core.errors import LayoutError
 from fivefold.core.layout import Layout
 from fivefold.plan.search.job import Job
+from fivefold.plan.shape import ModelShape
 from fivefold.plan.workload import Strategy
 
 
@@ -64,8 +66,9 @@ def check(job: Job, strategy: Strategy) -> None:
     """Raise LayoutError for what could not be run on the job's cluster, with the mend."""
     layout, training = strategy.layout, job.training
     check_devices(layout, job.devices)
-    check_layout(layout)
-    check_model(layout, job.shape.config, training.sequence)
+    refused = _refused(layout, job.shape, training.sequence)
+    if refused is not None:
+        raise refused
     a_pass = strategy.micro_batch * layout.dp
     if training.global_batch % a_pass:
         raise LayoutError(
@@ -84,6 +87,16 @@ def check(job: Job, strategy: Strategy) -> None:
             f"dp_shard x cp = {layout.shards} leaves ranks without a row of any parameter",
             "use a smaller dp_shard, and dp_replicate for the other ranks",
         )
+
+
+@lru_cache(maxsize=4096)
+def _refused(layout: Layout, shape: ModelShape, sequence: int) -> LayoutError | None:
+    """What training would say of a layout: it builds the layout's schedule, which takes a while."""
+    try:
+        check_model(layout, shape.config, sequence)
+    except LayoutError as error:
+        return error
+    return None
 
 
 def check_devices(layout: Layout, devices: int) -> None:
