@@ -30,5 +30,13 @@ def test_the_commands(command: str) -> None:
 
 def test_options_that_the_page_names_exist() -> None:
     said = CliRunner().invoke(app, ["plan", "memory", "--help"], env={"COLUMNS": "200"}).output
-    for option in ("--svg", "--json", "--explain", "--context", "--sequences", "--kv", "--software"):
+    for option in (
+        "--svg",
+        "--json",
+        "--explain",
+        "--context",
+        "--sequences",
+        "--kv",
+        "--software",
+    ):
         assert option in PAGE and option in said
