@@ -17,6 +17,7 @@ from fivefold.plan.search.search import FINER, Counts, search
 
 Objective = Literal["time", "cost", "memory"]
 HALVINGS = 4  # of the nodes, for the front of time and cost
+MARGIN = 0.02  # of memory that stays free where it can: a ledger is exact of state alone
 GLANCE = 200  # strategies that are judged for each of these
 
 
@@ -71,7 +72,9 @@ def answer(job: Job, estimators: Estimators, asked: Asked) -> Answer:
 
     Raises PlanError where nothing fits, with the smallest change that would.
     """
-    result = search(job, estimators, wanted=asked.wanted)
+    result = search(job, estimators, wanted=asked.wanted, margin=MARGIN)
+    if not result.best:
+        result = search(job, estimators, wanted=asked.wanted)
     if not result.best:
         raise nothing_fits(job, estimators, asked.others)
     ranking = sorted((refine(each, estimators) for each in result.best), key=_seconds)
@@ -118,7 +121,9 @@ def _smaller(job: Job, estimators: Estimators) -> list[Found]:
             break
         nodes //= 2
         smaller = job.on(nodes)
-        best = search(smaller, estimators, wanted=1, with_front=False, budget=GLANCE).best
+        best = search(
+            smaller, estimators, wanted=1, with_front=False, budget=GLANCE, margin=MARGIN
+        ).best
         if not best:
             break
         found.append(best[0])

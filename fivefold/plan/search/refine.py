@@ -13,15 +13,17 @@ from fivefold.plan.search.space import Pipe, Width, of_shards
 from fivefold.plan.search.valid import divisors
 from fivefold.plan.workload import Strategy
 
+ROOM = 0.02  # of memory: what has more may lose it down to that
 GAIN = 0.002  # of the time: less is no reason for another order
 
 
 def refine(found: Found, estimators: Estimators) -> Found:
-    """The best of `found` and its neighbours that fit."""
+    """The best of `found` and its neighbours that leave room."""
+    least = min(found.room, found.job.cluster.device.memory * ROOM)
     for neighbours in (shards, orders):
         for strategy in neighbours(found):
             other = judge(found.job, strategy, estimators)
-            if other.fits and other.seconds < found.seconds * (1 - GAIN):
+            if other.room >= least and other.seconds < found.seconds * (1 - GAIN):
                 found = other
     return found
 

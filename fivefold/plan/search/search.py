@@ -81,6 +81,7 @@ class Search:
         wanted: int = 8,
         with_front: bool = True,
         budget: int | None = None,
+        margin: float = 0.0,
     ) -> None:
         self.job = job
         self.estimators = estimators
@@ -93,7 +94,7 @@ class Search:
         self.found: list[Found] = []
         self._times: list[float] = []  # of the shapes' best
         self._front: list[tuple[float, float]] = []  # seconds and bytes that none has both below
-        self._memory = job.cluster.device.memory
+        self._memory = job.cluster.device.memory * (1 - margin)
         self._order = count()
         self._heap: list[tuple[float, int, _Node]] = []
 
@@ -236,9 +237,14 @@ def search(
     wanted: int = 8,
     with_front: bool = True,
     budget: int | None = None,
+    margin: float = 0.0,
 ) -> Result:
     """The best strategies of `job`, and its front of time and memory.
 
     budget: strategies that are judged at most; then the best so far is not known to be the best.
+    margin: share of a device's memory that must stay free.
     """
-    return Search(job, estimators, wanted=wanted, with_front=with_front, budget=budget).run()
+    found = Search(
+        job, estimators, wanted=wanted, with_front=with_front, budget=budget, margin=margin
+    )
+    return found.run()

@@ -65,7 +65,8 @@ def test_all_pictures_are_there_and_nothing_runs_over(opened: Page, found: Answe
     for name in ("memory", "waterfall", "pipeline", "topology"):
         box = opened.locator(f"#{name} svg").bounding_box()
         assert box is not None and box["width"] > 200 and box["height"] > 60, name
-    assert opened.locator(".pareto").count() == 2
+    sizes = {each.job.devices for each in found.front}
+    assert opened.locator(".pareto").count() == min(2, len(sizes))
     ranks = opened.locator("#memory svg text", has_text="stage").count()
     assert ranks == found.winner.strategy.layout.pp
     names = [what for what, _ in found.winner.time.pieces]

@@ -38,7 +38,11 @@ def everything(asked: Job) -> list[Found]:
 
 
 @pytest.mark.parametrize(
-    "case", [("llama-3.1-8b", "4xH100", 4096, 8), ("mixtral-8x7b", "8xH200", 1024, 4)]
+    "case",
+    [
+        ("llama-3.1-8b", "4xH100", 4096, 8),
+        pytest.param(("mixtral-8x7b", "8xH200", 1024, 4), marks=pytest.mark.slow),
+    ],
 )
 def test_nothing_that_was_not_judged_is_better(case: tuple[str, str, int, int]) -> None:
     asked = job(*case)
