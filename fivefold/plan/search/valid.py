@@ -66,7 +66,7 @@ def check(job: Job, strategy: Strategy) -> None:
     """Raise LayoutError for what could not be run on the job's cluster, with the mend."""
     layout, training = strategy.layout, job.training
     check_devices(layout, job.devices)
-    refused = _refused(layout, job.shape, training.sequence)
+    refused = _refused(_as_ours(job, layout), job.shape, training.sequence)
     if refused is not None:
         raise refused
     a_pass = strategy.micro_batch * layout.dp
@@ -87,6 +87,13 @@ def check(job: Job, strategy: Strategy) -> None:
             f"dp_shard x cp = {layout.shards} leaves ranks without a row of any parameter",
             "use a smaller dp_shard, and dp_replicate for the other ranks",
         )
+
+
+def _as_ours(job: Job, layout: Layout) -> Layout:
+    """Systems with flat shards divide a stage's gradients, which fivefold does not, to no other rule."""
+    if job.software.flat_shards and layout.pp > 1 and layout.zero == 2:
+        return layout.model_copy(update={"zero": 1})
+    return layout
 
 
 @lru_cache(maxsize=4096)

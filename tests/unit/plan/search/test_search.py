@@ -37,10 +37,16 @@ def everything(asked: Job) -> list[Found]:
     return [each for each in found if each.fits]
 
 
+def shape_of(found: Found) -> tuple[int, ...]:
+    layout = found.strategy.layout
+    return layout.tp, layout.cp, layout.ep, layout.pp
+
+
 @pytest.mark.parametrize(
     "case",
     [
         ("llama-3.1-8b", "4xH100", 4096, 8),
+        ("llama-2-13b", "2x4xA100-80GB", 2048, 8),
         pytest.param(("mixtral-8x7b", "8xH200", 1024, 4), marks=pytest.mark.slow),
     ],
 )
@@ -49,6 +55,13 @@ def test_nothing_that_was_not_judged_is_better(case: tuple[str, str, int, int]) 
     result, all_of_them = search(asked, estimators(), wanted=4), everything(asked)
     best = min(each.seconds for each in all_of_them)
     assert result.best[0].seconds <= best * (1 + CLOSE)
+    shapes: dict[tuple[int, ...], float] = {}
+    for each in all_of_them:
+        key = shape_of(each)
+        shapes[key] = min(each.seconds, shapes.get(key, each.seconds))
+    for each, wanted in zip(result.best, sorted(shapes.values()), strict=False):
+        assert each.seconds <= shapes[shape_of(each)] * (1 + CLOSE), each.said()
+        assert each.seconds <= wanted * (1 + CLOSE), each.said()
     assert result.counts.judged < 0.6 * len(all_of_them)
     memory = asked.cluster.device.memory
     for point in front(all_of_them, lambda each: (each.seconds, each.bytes)):

@@ -49,3 +49,10 @@ def test_divisors() -> None:
     assert divisors(1) == (1,)
     assert divisors(36) == (1, 2, 3, 4, 6, 9, 12, 18, 36)
     assert divisors(13) == (1, 13)
+
+
+def test_gradients_of_stages_are_divided_by_others_only() -> None:
+    strategy = Strategy(Layout.parse("dp_shard=8,pp=2,zero=2"), 1)
+    check(job("llama-3.1-8b", "2x8xH100", 4096, 128, "megatron-core"), strategy)
+    with pytest.raises(LayoutError, match="would save nothing over zero=1"):
+        check(job("llama-3.1-8b", "2x8xH100", 4096, 128), strategy)
