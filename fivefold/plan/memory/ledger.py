@@ -101,6 +101,7 @@ class _Fixed:
     offload: Literal["none", "optimizer", "parameters"]
     ring: bool  # stages around all ranks: the next message comes early
     ends_apart: bool
+    twins: bool
 
     @classmethod
     def of(cls, place: Place, training: Training, layout: Layout) -> _Fixed:
@@ -110,6 +111,7 @@ class _Fixed:
             place.shape, place.software, training.optimizer, place.element, place.tp, place.ep,
             Gathering.of(layout), layout.offload,
             layout.schedule == "interleaved" and layout.pp > 1, layout.pp > 1 and not turning,
+            layout.schedule == "dualpipe" and layout.pp > 1,
         )  # fmt: skip
 
 
@@ -169,19 +171,21 @@ def weights_of(shape: ModelShape, tp: int, ep: int, spans: tuple[Span, ...]) -> 
 
 @lru_cache(maxsize=16384)
 def _at_the_end(fixed: _Fixed, spans: tuple[Span, ...]) -> Bytes:
-    """After the last backward: parameters are gathered by buckets, gradients of both ends joined."""
-    gathering, found = fixed.gathering, Counter[str]()
+    """After the last backward: gradients of two ranks are joined, then parameters gathered by
+    buckets; the larger of both."""
+    gathering, new = fixed.gathering, 0
     if not gathering.everything:
         weights = weights_of(fixed.shape, fixed.tp, fixed.ep, spans)
         ranks = {False: gathering.ranks, True: gathering.expert_ranks}
-        found["new parameters"] = publishing(weights, ranks, fixed.software.bucket, fixed.element)
+        new = publishing(weights, ranks, fixed.software.bucket, fixed.element)
     ends = any(s.first for s in spans) != any(s.last for s in spans)
-    if fixed.ends_apart and ends and fixed.shape.config.tie_embeddings:
-        table = outer_weights(fixed.shape, fixed.tp)["embedding"][0]
-        found[LEAVING] = WIDE * (
-            table.shard(gathering.ranks) if gathering.everything else table.elements
-        )
-    return found
+    joined: tuple[Weight, ...] = ()
+    if fixed.twins:  # both ranks that hold a stage add up all of its gradients
+        joined = weights_of(fixed.shape, fixed.tp, fixed.ep, spans)
+    elif fixed.ends_apart and ends and fixed.shape.config.tie_embeddings:
+        joined = outer_weights(fixed.shape, fixed.tp)["embedding"][:1]
+    sums = WIDE * sum(map(gathering.shard, joined))
+    return Counter({LEAVING: sums} if sums > new else {"new parameters": new})
 
 
 @lru_cache(maxsize=65536)

@@ -40,6 +40,8 @@ MORE: list[Any] = [
     ("deep", "pp=2,schedule=gpipe", {"count": 4}),
     ("deep", "pp=2,schedule=zbv", {"count": 4}),
     ("deep", "pp=2,schedule=dualpipe", {"count": 4}),
+    ("deep", "pp=2,schedule=dualpipe", {"count": 4, "recompute": "full"}),
+    ("tied", "pp=2,dp_shard=2,zero=1", {"count": 4, "recompute": "full"}),
     ("deep", "pp=2,schedule=dualpipe-v", {"count": 4}),
     ("deep", "pp=2,schedule=interleaved,virtual=2", {"count": 4}),
     ("deep", "pp=2,stage_layers=3/1,dp_shard=2", {"count": 4}),
