@@ -92,6 +92,7 @@ class Search:
         self.counts = Counts()
         self.by_shape: dict[Shape, Found] = {}
         self.found: list[Found] = []
+        self._first: int | None = None  # strategies judged when one was found that fits
         self._times: list[float] = []  # of the shapes' best
         self._front: list[tuple[float, float]] = []  # seconds and bytes that none has both below
         self._memory = job.cluster.device.memory * (1 - margin)
@@ -116,10 +117,12 @@ class Search:
         return Result(best[: self.wanted], kept, self.counts)
 
     def _is_spent(self) -> bool:
-        """Whether as much was judged as may be; something that fits is looked for four times as long."""
+        """Whether `budget` strategies were judged since the first that fits, or ten times it for none."""
         if self.budget is None:
             return False
-        return self.counts.judged >= (self.budget if self.found else 4 * self.budget)
+        if self._first is None:
+            return self.counts.judged >= 10 * self.budget
+        return self.counts.judged >= self._first + self.budget
 
     def _start(self, width: Width, pp: int) -> None:
         """Put a shape on the heap, unless its state alone is too large."""
@@ -221,6 +224,7 @@ class Search:
 
     def _keep(self, shape: Shape, one: Found) -> None:
         self.found.append(one)
+        self._first = self.counts.judged if self._first is None else self._first
         point = one.seconds, one.bytes
         if not any(a <= point[0] and b <= point[1] for a, b in self._front):
             rest = [(a, b) for a, b in self._front if a < point[0] or b < point[1]]
@@ -241,7 +245,7 @@ def search(
 ) -> Result:
     """The best strategies of `job`, and its front of time and memory.
 
-    budget: strategies that are judged at most; then the best so far is not known to be the best.
+    budget: strategies that are judged after the first that fits; the best of these need not be the best.
     margin: share of a device's memory that must stay free.
     """
     found = Search(
