@@ -117,11 +117,11 @@ class Search:
         return Result(best[: self.wanted], kept, self.counts)
 
     def _is_spent(self) -> bool:
-        """Whether `budget` strategies were judged since the first that fits, or ten times it for none."""
+        """Whether `budget` strategies were judged since the first that fits, or three times it without one."""
         if self.budget is None:
             return False
         if self._first is None:
-            return self.counts.judged >= 10 * self.budget
+            return self.counts.judged >= 3 * self.budget
         return self.counts.judged >= self._first + self.budget
 
     def _start(self, width: Width, pp: int) -> None:

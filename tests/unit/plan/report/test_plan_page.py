@@ -29,9 +29,13 @@ EVIL = "<img src=x onerror=\"document.title='broken'\">"
 
 @pytest.fixture(scope="module")
 def found() -> Answer:
-    asked = job("llama-3.1-70b", "8x8xH100", 4096, 512, tokens=1e12)
-    asked = replace(asked, cluster=replace(asked.cluster, name=EVIL))
-    return answer(asked, estimators(), Asked(parse_guess("tp=8,pp=4,dp=2,schedule=1f1b")))
+    asked = job("llama-3.1-8b", "4x8xH100", 8192, 256, tokens=1e12)
+    # Links between servers so slow, and memory so small, that a pipeline is worth it.
+    slow = replace(asked.cluster.between, bandwidth=asked.cluster.between.bandwidth / 40)
+    device = replace(asked.cluster.device, memory=30 * 2**30)
+    cluster = replace(asked.cluster, name=EVIL, between=slow, device=device)
+    asked = replace(asked, cluster=cluster)
+    return answer(asked, estimators(), Asked(parse_guess("tp=8,pp=2,dp=2,schedule=1f1b")))
 
 
 @pytest.fixture(scope="module")
