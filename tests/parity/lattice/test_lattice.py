@@ -101,7 +101,8 @@ def test_drawn_layouts(workers: GetWorkers, model: str, ranks: int, seed: int) -
     [
         pytest.param("dense", "tp=2,cp=2", "full", marks=pytest.mark.slow),
         ("moe", "pp=2,dp_shard=2,ep=2,zero=1,schedule=zb-h1,stage_layers=1/3", "full"),
-        ("mla", "dp_shard=2,tp=2,ep=2,zero=3", "selective"),
+        pytest.param("mla", "dp_shard=2,tp=2,ep=2,zero=3", "selective", marks=pytest.mark.slow),
+        ("moe", "dp_shard=4,ep=4,zero=3", "selective"),
         pytest.param(
             "tied", "pp=2,cp=2,zero=3,cp_kind=gather", "selective", marks=pytest.mark.slow
         ),
