@@ -98,8 +98,8 @@ def ranking(answer: Answer) -> Table:
 def front(answer: Answer) -> Table:
     """What is beaten by nothing in time, memory and cost at once."""
     table = _columns(
-        "front: nothing is better in time, memory and device-seconds at once",
-        "devices", "strategy", "a step", "MFU", "memory", "device-seconds a step",
+        "front: nothing is better in time, memory and device-seconds (of a step) at once",
+        "devices", "strategy", "a step", "MFU", "memory", "device-s",
     )  # fmt: skip
     for each in answer.front:
         table.add_row(str(each.job.devices), *_cells(each), f"{each.device_seconds:,.0f}")
@@ -109,14 +109,15 @@ def front(answer: Answer) -> Table:
 def _columns(title: str, *names: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for name in names:
-        numeric = name in ("a step", "MFU", "memory", "devices", "device-seconds a step", "")
+        numeric = name in ("a step", "MFU", "memory", "devices", "device-s", "")
         table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric,
                          overflow="fold")  # fmt: skip
     return table
 
 
 def _cells(found: Found) -> tuple[str, str, str, str]:
+    """The strategy is written so that its lines break between its parts."""
     return (
-        say(found.strategy), as_text.latency(found.seconds), f"{found.time.mfu:.1%}",
+        say(found.strategy).replace(",", ", "), as_text.latency(found.seconds), f"{found.time.mfu:.1%}",
         as_text.size(found.bytes),
     )  # fmt: skip
