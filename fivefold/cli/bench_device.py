@@ -17,7 +17,7 @@ EXAMPLES = (
     "Examples:\n\n"
     "    fivefold bench device\n\n"
     "    fivefold bench device --seconds 0.5 --dtype fp32 --dtype bf16 --out box.json\n\n"
-    "    fivefold plan --model smollm2 --cluster this\n\n"
+    "    fivefold plan --model smollm2 --cluster this --workload seq=512,batch=8,precision=fp32\n\n"
 )
 
 

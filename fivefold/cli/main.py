@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from typing import NoReturn
@@ -84,4 +85,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # the reader of a pipe left, e.g. `| head`
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:
+        if debug or error.errno != errno.ENOSPC:
+            raise
+        print("fivefold: no space is left for the output; free some, or write elsewhere",
+              file=sys.stderr)  # fmt: skip
+        sys.exit(1)
     sys.exit(0)

@@ -13,10 +13,12 @@ from fivefold.cli.plan_hardware import plan_hardware, plan_models
 from fivefold.cli.plan_memory import EPILOG as MEMORY_EPILOG
 from fivefold.cli.plan_memory import plan_memory
 from fivefold.cli.plan_serve import plan_serve
-from fivefold.core.errors import DataError, FivefoldError, one_line
+from fivefold.core.errors import DataError, FivefoldError, LayoutError, one_line
 
 if TYPE_CHECKING:
     from fivefold.axes.pp.timeline import Timeline
+
+MOST_ACTIONS, MOST_DRAWN = 1_000_000, 20_000
 
 plan_app = typer.Typer(
     name="plan",
@@ -118,6 +120,7 @@ def schedule(
     from fivefold.axes.pp.svg import svg as picture
 
     if measured is None:
+        _check_length(pp, microbatches, virtual)
         costs = Costs.checked(forward, input, weight, send)
         timeline = simulate(build_schedule(name, pp, microbatches, virtual), costs)
     else:
@@ -129,10 +132,23 @@ def schedule(
         return
     console = Console(highlight=False)
     console.print(_title(timeline), soft_wrap=True)
-    console.print(draw(timeline, console.width), soft_wrap=True, end="")
-    console.print(legend(timeline), soft_wrap=True)
+    if len(timeline.spans) > MOST_DRAWN:
+        console.print("(too long to draw here; --svg draws it, --json has its times)")
+    else:
+        console.print(draw(timeline, console.width), soft_wrap=True, end="")
+        console.print(legend(timeline), soft_wrap=True)
     for line in _summary(timeline):
         console.print(line, soft_wrap=True)
+
+
+def _check_length(pp: int, microbatches: int, virtual: int | None) -> None:
+    """Raise LayoutError for schedules that would be simulated for minutes."""
+    passes = 2 * pp * microbatches * (virtual or 1)
+    if passes > MOST_ACTIONS:
+        raise LayoutError(
+            f"{pp} ranks and {microbatches} micro-batches make {passes:,} passes, too many to simulate",
+            f"use at most {MOST_ACTIONS:,}: fewer micro-batches have the same pattern",
+        )
 
 
 def _read(path: Path) -> Any:

@@ -48,7 +48,9 @@ def plan_serve(
         None, help="bf16, fp8, int8, int4, nvfp4, mxfp4, fp32. [default: bf16; fp32 on a CPU]"
     ),
     kv: str | None = typer.Option(None, help="Keys and values: bf16, fp8, ... [default: 16 bits]"),
-    system: str = typer.Option("fivefold", help="Whose engine: fivefold, vllm, sglang, trtllm."),
+    system: str | None = typer.Option(
+        None, help="Whose engine: fivefold, vllm, sglang, trtllm. [default: that of --flags]"
+    ),
     max_sequences: int = typer.Option(256, help="Answers in the making at once, of an engine."),
     token_budget: int | None = typer.Option(None, help="Tokens a step. [default: the system's]"),
     speculate: str | None = typer.Option(
@@ -73,7 +75,8 @@ def plan_serve(
         layout=layout, split=split, rate=rate, concurrency=concurrency,
         input_tokens=input_tokens, output_tokens=output_tokens, spread=spread,
         shared_prefix=shared_prefix, trace=trace, trace_file=trace_file, speed=speed,
-        requests=requests, slo=slo, share=share, weights=weights, kv=kv, system=system,
+        requests=requests, slo=slo, share=share, weights=weights, kv=kv,
+        system=system or flags or "fivefold",
         max_sequences=max_sequences, token_budget=token_budget, speculate=speculate, seed=seed,
     )  # fmt: skip
     report = answer(found, on, question)

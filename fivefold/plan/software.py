@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fivefold.core.errors import PlanError, nearest
+from fivefold.core.errors import PlanError
 from fivefold.plan.workload import Software
 
 FIVEFOLD = Software(
@@ -95,5 +95,5 @@ SYSTEMS = {
 def software(name: str) -> Software:
     """A system by its name. Raises PlanError that lists the close ones."""
     if name not in SYSTEMS:
-        raise PlanError(f"unknown training system {name!r}", nearest(name, SYSTEMS))
+        raise PlanError(f"unknown training system {name!r}", f"known: {', '.join(SYSTEMS)}")
     return SYSTEMS[name]

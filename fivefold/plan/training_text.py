@@ -23,6 +23,7 @@ KEYS = {
     "optimizer": "optimizer",
 }
 TRAFFIC = ("rate", "requests", "ttft", "tpot", "input", "output", "trace", "concurrency")
+MOST_SEQUENCES = 1_000_000
 EXAMPLE = "write e.g. seq=4096,batch=512,tokens=1T,precision=bf16"
 
 
@@ -86,4 +87,9 @@ def _checked(values: dict[str, Any]) -> Training:
         values["global_batch"] = size // values["sequence"]
     if "global_batch" not in values:
         raise PlanError("the workload does not say `batch`, sequences of a step", EXAMPLE)
+    if values["global_batch"] > MOST_SEQUENCES:
+        raise PlanError(
+            f"a batch of {values['global_batch']:,} sequences is more than a plan takes",
+            f"use at most {MOST_SEQUENCES:,}",
+        )
     return Training(**values)

@@ -16,13 +16,25 @@ THIN = 0.05  # of a device's memory: less room than that is no margin
 
 def notes(answer: Answer) -> list[str]:
     """Warnings and reasons, the most important first."""
+    refused = [] if answer.refused is None else [f"your layout cannot be run: {answer.refused}"]
     return [
+        *refused,
+        *_parts(answer),
         *_margin(answer),
         *_tie(answer),
         *_placement(answer.winner),
         *_guess(answer),
         *answer.job.shape.notes,
     ]
+
+
+def _parts(answer: Answer) -> Iterator[str]:
+    cluster = answer.job.cluster
+    if ":" in cluster.device.name and cluster.devices > 1:
+        yield (
+            f"{cluster.device.name} is a part of a device: NCCL does not join two parts of one, so "
+            "each must be of another"
+        )
 
 
 def _margin(answer: Answer) -> Iterator[str]:
@@ -70,8 +82,6 @@ def _placement(winner: Found) -> Iterator[str]:
 
 
 def _guess(answer: Answer) -> Iterator[str]:
-    if answer.refused is not None:
-        yield f"your layout cannot be run: {answer.refused}"
     guess = answer.guess
     if guess is None:
         return

@@ -24,7 +24,7 @@ def print_answer(answer: Answer, console: Console, explain: bool) -> None:
         console.print()
         console.print(front(answer))
     console.print()
-    for note in notes(answer):
+    for note in notes(answer)[answer.refused is not None :]:  # it stands above already
         console.print(f"- {note}", soft_wrap=True, markup=False)
     if explain:
         console.print("\n[bold]arithmetic[/bold]")
@@ -46,6 +46,10 @@ def _head(answer: Answer, console: Console) -> None:
         f"{training.sequence:,} tokens a step, {training.compute}, {job.software.name}",
         soft_wrap=True,
     )
+    if answer.refused is not None:
+        console.print(
+            f"\nyour layout cannot be run: {answer.refused}", soft_wrap=True, markup=False
+        )
     console.print(f"\nbest: [bold]{say(winner.strategy)}[/bold]", soft_wrap=True)
     console.print(
         f"  {as_text.latency(time.total)} a step (±{time.error:.0%}), MFU {time.mfu:.1%}, "

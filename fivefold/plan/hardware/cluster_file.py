@@ -106,7 +106,8 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _explain(path: Path, error: ValidationError) -> tuple[str, str]:
     """One line of the first thing that is wrong: the field by its dotted name."""
-    wrong = error.errors()[0]
+    # What is not known first: it is often a misspelling of what is then missing.
+    wrong = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     field = ".".join(map(str, wrong["loc"]))
     if wrong["type"] == "missing":
         return f"{path} has no `{field}`", f"add {field}: to the cluster file"
@@ -116,6 +117,8 @@ def _explain(path: Path, error: ValidationError) -> tuple[str, str]:
         links = wrong["loc"][0] in ("inside", "between", "host")
         model = LinkPart if links else models[len(wrong["loc"]) == 1]
         return f"{path} has an unknown field `{field}`", nearest(leaf, model.model_fields)
+    if wrong["type"] == "model_type":
+        return f"`{field}` of {path} is {wrong['input']!r}", "give a section with keys and values"
     told = one_line(wrong["msg"]).removeprefix("Value error, ")
     return f"`{field}` of {path} is {wrong['input']!r}", told[0].lower() + told[1:]
 
@@ -126,6 +129,11 @@ def _cluster(path: Path, part: ClusterPart) -> Cluster:
         raise PlanError(
             f"`domain` of {path} is {part.domain}, more than its {part.nodes * part.per_node} devices",
             "use at most nodes times per_node",
+        )
+    if part.domain is not None and part.domain % part.per_node and part.per_node % part.domain:
+        raise PlanError(
+            f"`domain` of {path} is {part.domain}, which nodes of {part.per_node} do not divide into",
+            f"use a divisor or a multiple of per_node: {part.per_node}",
         )
     rack = server is not None and server.domain > server.per_node
     usual = server.domain if server is not None and rack else part.per_node

@@ -41,9 +41,16 @@ def bars(ledgers: Sequence[Ledger], width: int, limit: float | None = None) -> l
 
 
 def _table(ledgers: Sequence[Ledger]) -> Table:
-    table = Table("rank", *(part.name for part in PARTS), "total", title_justify="left")
+    table = Table(
+        "rank",
+        *(part.name for part in PARTS),
+        "total",
+        box=None,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for column in table.columns:
-        column.justify = "right"
+        column.justify, column.overflow = "right", "fold"
     host = any(ledger.host for ledger in ledgers)
     if host:
         table.add_column("on the host", justify="right")

@@ -13,6 +13,7 @@ from fivefold.plan.models.unknown import unknown
 from fivefold.plan.shape import ModelShape
 
 Config = Mapping[str, Any]
+MOST_LAYERS = 10_000
 GEMMA3 = "gemma3"  # several parts, which the family itself takes apart
 
 
@@ -25,6 +26,11 @@ def from_config(hf: Config, name: str, source: str = "") -> ModelShape:
     kind = hf.get("model_type")
     if kind is not None and not isinstance(kind, str):
         raise PlanError(f"`model_type` of {name} is {kind!r}", "use a name")
+    layers = hf.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise PlanError(
+            f"`num_hidden_layers` of {name} is {layers:,}", f"use at most {MOST_LAYERS:,}"
+        )
     try:
         if kind in NEAR:
             return replace(NEAR[kind](hf, name), source=source)

@@ -20,6 +20,9 @@ from fivefold.plan.serving.traffic import Traffic
 SPECULATED = re.compile(r"(0?\.\d+|0|1)\s*x\s*(\d+)(?:\s*@\s*(\d*\.?\d+))?")
 FEWEST, SECONDS, MOST = 200, 40, 2000
 """Requests that are simulated: `SECONDS` of them, so that what begins empty fills up."""
+TOKENS, ANYWAY = 2_000_000, 24
+"""Tokens of all that are simulated at most, but for so many requests in any case."""
+MOST_USERS = 20_000
 TRACE_REQUESTS = 2000
 
 
@@ -57,11 +60,32 @@ class Question:
             )
         if (self.trace is None) != (self.trace_file is None):
             raise PlanError("--trace says the kind of --trace-file", "give both, or neither")
+        self._check_numbers()
         if not 0 < self.share <= 1:
             raise PlanError(f"--share is {self.share}", "give a share above 0, at most 1")
         if self.split is not None and self.layout is None:
             raise PlanError("--split needs --layout", "give the layout of either kind of engine")
         _ = self.limits, self.speculation
+
+    def _check_numbers(self) -> None:
+        """Raise PlanError for numbers that no traffic has."""
+        for name, value, least in (
+            ("rate", self.rate, 0), ("speed", self.speed, 0), ("concurrency", self.concurrency, 0),
+            ("input-tokens", self.input_tokens, 0), ("output-tokens", self.output_tokens, 0),
+            ("requests", self.requests, 0), ("max-sequences", self.max_sequences, 0),
+            ("token-budget", self.token_budget, 0), ("spread", self.spread, -1),
+            ("shared-prefix", self.shared_prefix, -1),
+        ):  # fmt: skip
+            if value is not None and not (value > least and math.isfinite(value)):
+                raise PlanError(
+                    f"--{name} is {value}",
+                    "give a number above 0" if least == 0 else "give 0 or more",
+                )
+        if (self.concurrency or 0) > MOST_USERS:
+            raise PlanError(
+                f"--concurrency {self.concurrency} is more than a simulation takes ({MOST_USERS:,})",
+                "plan an equal share of the users on a share of the devices",
+            )
 
     @property
     def limits(self) -> dict[str, float]:
@@ -86,13 +110,15 @@ class Question:
         if self.concurrency is not None:
             return loads.closed(
                 self.concurrency, self.input_tokens, self.output_tokens,
-                requests=self.requests, seed=self.seed,
+                requests=self.requests or max(2 * self.concurrency, min(10 * self.concurrency, MOST)),
+                seed=self.seed,
             )  # fmt: skip
         return None
 
     @property
     def _enough(self) -> int:
-        return max(FEWEST, min(MOST, math.ceil((self.rate or 0.0) * SECONDS)))
+        wanted = max(FEWEST, min(MOST, math.ceil((self.rate or 0.0) * SECONDS)))
+        return max(ANYWAY, min(wanted, TOKENS // (self.input_tokens + self.output_tokens)))
 
     def strategy(self, cluster: Cluster) -> ServingStrategy:
         """An engine, of the layout that is given or of one device."""

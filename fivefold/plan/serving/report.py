@@ -17,6 +17,7 @@ from fivefold.plan.serving.simulate import Simulation, simulate
 from fivefold.plan.serving.step import model
 from fivefold.plan.serving.strategy import ServingStrategy, Split
 from fivefold.plan.serving.this import as_measured
+from fivefold.plan.serving.traffic import Traffic
 from fivefold.plan.shape import ModelShape
 
 BAND = {"ttft": 0.40, "tpot": 0.19}
@@ -86,6 +87,7 @@ def answer(shape: ModelShape, cluster: Cluster, question: Question) -> Report:
     """Search, or look at the layout that was given. Raises PlanError for what cannot work."""
     traffic, cluster = question.traffic, as_measured(cluster)
     plan, simulation = None, None
+    _check_context(shape, question, traffic)
     if question.layout is None and traffic is not None and traffic.users is None:
         like = question.strategy(cluster)
         plan = plan_serving(
@@ -112,6 +114,17 @@ def answer(shape: ModelShape, cluster: Cluster, question: Question) -> Report:
         tuple(explain(shape, engine, cluster, batch, prompt, output)),
         simulation, plan,
     )  # fmt: skip
+
+
+def _check_context(shape: ModelShape, question: Question, traffic: Traffic | None) -> None:
+    """Raise PlanError for requests that the model was not made for."""
+    longest = question.input_tokens + question.output_tokens if traffic is None else traffic.longest
+    if longest > shape.config.max_positions:
+        raise PlanError(
+            f"the longest request has {longest:,} tokens with its answer, but {shape.name} is made"
+            f" for {shape.config.max_positions:,}",
+            "cut the requests, or take a model of a longer context",
+        )
 
 
 def _batch(run: Simulation | None, points: tuple[Point, ...]) -> int:

@@ -232,4 +232,8 @@ def _communication(cost: Cost) -> tuple[dict[str, float], dict[str, float]]:
 
 def _peak(cluster: Cluster, training: Training) -> float:
     device = cluster.device
-    return device.flops("fp8" if training.compute == "mxfp8" else training.compute)
+    if training.compute != "mxfp8":
+        return device.flops(training.compute)
+    if "fp4" not in device.peak:  # the generations that have scales in their products have both
+        raise PlanError(f"{device.name} has no products in mxfp8", "use precision=fp8 or bf16")
+    return device.flops("fp8")

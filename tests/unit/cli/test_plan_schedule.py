@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fivefold.axes.pp.build import SCHEDULES, build_schedule
 from fivefold.cli.main import app
-from fivefold.core.errors import DataError, FivefoldError
+from fivefold.core.errors import DataError, FivefoldError, LayoutError
 
 
 def plan(*arguments: str) -> str:
@@ -84,6 +84,13 @@ def test_a_spoilt_timeline_is_refused(tmp_path: Path, spoil: Any, said: str) -> 
         plan("--measured", str(path))
     with pytest.raises(FivefoldError, match=r"cannot write .*; choose a file in a folder"):
         plan("--svg", str(tmp_path / "no" / "a.svg"))
+
+
+def test_schedules_that_are_too_long() -> None:
+    with pytest.raises(LayoutError, match="make 2,000,000 passes, too many to simulate"):
+        plan("--pp", "100", "--microbatches", "10000")
+    shown = plan("--pp", "8", "--microbatches", "2000")
+    assert "too long to draw here; --svg draws it" in shown and "bubble" in shown
 
 
 def test_help_and_errors_through_the_command_itself() -> None:

@@ -122,7 +122,7 @@ def _opened(path: Path) -> Iterator[TextIO]:
     try:
         file = path.open(encoding="utf-8", newline="")
     except OSError as error:
-        raise LoadError(f"cannot read {path}: {error.strerror}", "check --trace") from None
+        raise LoadError(f"cannot read {path}: {error.strerror}", "check the path") from None
     with file:
         try:
             yield file

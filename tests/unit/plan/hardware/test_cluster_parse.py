@@ -163,6 +163,8 @@ def test_a_rack_in_a_file_has_its_domain(tmp_path: Path) -> None:
         (("96GiB", "96 parsecs"), "unknown unit 'parsecs'"),
         (("nodes: 4", "nodes: many"), "`nodes` of"),
         (("domain: 8", "domain: 64"), "more than its 32 devices"),
+        (("domain: 8", "domain: 3"), "nodes of 8 do not divide into"),
+        (("per_node: 8", "pernode: 8"), "unknown field `pernode`; did you mean 'per_node'?"),
         (("efficiency: 0.8}", "efficiency: 8}"), "`inside.efficiency` of"),
         (("  name: Chip", "  like: H101"), "close are H100"),
     ],

@@ -94,11 +94,8 @@ def test_the_front_has_nothing_that_another_beats() -> None:
     assert front(points, lambda each: each) == [(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]
 
 
-def test_sixteen_thousand_devices_take_seconds() -> None:
-    import time
-
+def test_sixteen_thousand_devices_take_few_judgements() -> None:
     asked = job("llama-3.1-405b", "2048x8xH100", 8192, 2048)
-    start = time.process_time()
     result = search(asked, estimators(), wanted=1, with_front=False)
     assert result.best[0].fits
-    assert time.process_time() - start < 30, "seconds, on a slow core too"
+    assert result.counts.judged < 500
