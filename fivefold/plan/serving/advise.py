@@ -33,6 +33,8 @@ BUSY = 0.7
 """Share of its time that an engine for prompts is planned to read: beyond, queues grow fast."""
 MENDS = 6
 """Times that one more engine is added to a split."""
+BEYOND = 3.0
+"""Times the roofline's rate: what is less is simulated, and told by how much it is too much."""
 WHOLE = 3000
 """Requests of the final simulation at most."""
 
@@ -115,6 +117,8 @@ def plan_serving(
     candidates = engines(shape, cluster, like)
     limits = check_possible(shape, candidates, cluster, traffic, slo)
     ranked = _ranked(shape, candidates, cluster, traffic, slo)[:most_options]
+    if ranked and not traffic.shares:  # what the cache holds need not be read
+        _check_rate(shape, ranked[0], cluster, traffic, rate, slo)
     found = [
         option
         for strategy in ranked
@@ -144,6 +148,23 @@ def _ranked(
             continue
         rated.append((-found.requests_per_second / strategy.engine_ranks, place, strategy))
     return [strategy for _, _, strategy in sorted(rated, key=lambda each: each[:2])]
+
+
+def _check_rate(
+    shape: ModelShape, best: ServingStrategy, cluster: Cluster, traffic: Traffic, rate: float,
+    slo: Slo,
+) -> None:  # fmt: skip
+    """Raise PlanError for rates far beyond the roofline: simulating them would take minutes."""
+    prompt, answer = round(traffic.input_tokens), round(traffic.output_tokens)
+    top = best_within(shape, best, cluster, prompt, answer, slo.get("tpot"))
+    assert top is not None  # it was ranked by this
+    bound = top.requests_per_second / best.engine_ranks * cluster.devices
+    if rate > BEYOND * bound:
+        raise PlanError(
+            f"{rate:g} requests/s are impossible on {cluster.name}: by the roofline its"
+            f" {cluster.devices} devices take {bound:.3g} at most ({best.layout})",
+            f"lower the rate, or take {math.ceil(rate / bound * cluster.devices):,} devices",
+        )
 
 
 def most_rate(

@@ -38,6 +38,11 @@ def test_long_prompts_are_fewer() -> None:
     assert len(traffic.demands) == max(ANYWAY, TOKENS // 103_000)
 
 
+def test_rates_beyond_the_roofline_are_not_simulated() -> None:
+    with pytest.raises(PlanError, match=r"1e\+06 requests/s are impossible on 8xH100: .* at most"):
+        answer(shape("llama-3.1-8b"), cluster("8xH100"), Question(rate=1e6))
+
+
 def test_requests_longer_than_the_model_reads() -> None:
     question = Question(layout="tp=1", rate=1.0, input_tokens=200_000)
     with pytest.raises(PlanError, match=r"200,300 tokens .* is made for 131,072"):
