@@ -33,7 +33,7 @@ BUSY = 0.7
 """Share of its time that an engine for prompts is planned to read: beyond, queues grow fast."""
 MENDS = 6
 """Times that one more engine is added to a split."""
-BEYOND = 3.0
+BEYOND = 10.0
 """Times the roofline's rate: what is less is simulated, and told by how much it is too much."""
 WHOLE = 3000
 """Requests of the final simulation at most."""
