@@ -74,7 +74,7 @@ def test_subcommands_are_still_there() -> None:
         ({"--flags": "vllm"}, "vllm serves and does not train; use `fivefold plan serve`"),
         ({"--flags": "megatrn"}, "did you mean 'megatron'?"),
         ({"--objective": "speed"}, "unknown objective 'speed'"),
-        ({"--software": "fivfold"}, "did you mean 'fivefold'?"),
+        ({"--software": "fivfold"}, "unknown training system 'fivfold'; known: fivefold, "),
         ({"--html": "/nowhere/at/all.html"}, "cannot write /nowhere/at/all.html"),
         ({"--model": "llama-3.1-405b", "--cluster": "1x8xH100"}, "does not fit by "),
     ],

@@ -67,17 +67,20 @@ def locked(path: Path, *, give_way: Callable[[], bool] = lambda: False) -> Itera
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        while give_way() and _take(file.fileno()):
+        while give_way() and _is_free(file.fileno()):
             fcntl.flock(file, fcntl.LOCK_UN)
             time.sleep(POLL_SECONDS)
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _take(descriptor: int) -> bool:
-    """True when nobody holds the lock (now this process does)."""
+def _is_free(descriptor: int) -> bool:
+    """True when nobody works under the lock (now this process shares it).
+
+    Shared: of several that give way at the same time none must take another for the one that works.
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
