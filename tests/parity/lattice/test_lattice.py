@@ -89,7 +89,7 @@ def test_in_single_precision(workers: GetWorkers, model: str, layout: str) -> No
     check(workers, layout, model, "fp32")
 
 
-@settings(deadline=None, derandomize=True, max_examples=4)
+@settings(deadline=None, derandomize=True, max_examples=2)
 @given(model=st.sampled_from(MODELS), ranks=st.sampled_from([2, 4]), seed=st.integers(0, 10_000))
 def test_drawn_layouts(workers: GetWorkers, model: str, ranks: int, seed: int) -> None:
     fitting = layouts(ranks, cases.model_config(model, "pp=8"), seed)

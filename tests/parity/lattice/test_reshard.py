@@ -18,7 +18,9 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("model", list(CHAINS))
+@pytest.mark.parametrize(
+    "model", ["moe", *(pytest.param(model, marks=pytest.mark.slow) for model in ("tied", "mla"))]
+)
 def test_each_layout_goes_on_from_the_one_before(
     workers: Callable[[int], Workers], tmp_path: Path, model: str
 ) -> None:
