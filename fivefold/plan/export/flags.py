@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,15 @@ class Writer:
     def add(self, flag: str, *values: object) -> None:
         """`--flag value …`."""
         self.words += [f"--{flag}", *(_text(value) for value in values)]
+
+    def weights(self, form: str, made: Mapping[str, str]) -> None:
+        """The format of weights, as vLLM and SGLang say it; `made`: those they make on loading."""
+        if form in made:
+            self.add("quantization", made[form])
+        elif form in DTYPES:
+            self.add("dtype", DTYPES[form])
+        else:
+            self.note(f"give it a model whose weights are stored in {form}")
 
     def note(self, text: str) -> None:
         """What a reader must know."""

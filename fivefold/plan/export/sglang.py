@@ -48,12 +48,7 @@ def sglang(
 
 def _formats(out: Writer, strategy: ServingStrategy) -> None:
     form = strategy.weights
-    if form in MADE:
-        out.add("quantization", MADE[form])
-    elif form in ("bf16", "fp16", "fp32"):
-        out.add("dtype", {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[form])
-    else:
-        out.note(f"give it a model whose weights are stored in {form}")
+    out.weights(form, MADE)
     if strategy.kv == "fp8":
         out.add("kv-cache-dtype", "fp8_e4m3")
     elif strategy.kv not in ("bf16", "fp16", form):

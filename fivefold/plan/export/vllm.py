@@ -51,12 +51,7 @@ def vllm(
 
 def _formats(out: Writer, strategy: ServingStrategy) -> None:
     form = strategy.weights
-    if form in MADE:
-        out.add("quantization", MADE[form])
-    elif form in ("bf16", "fp16", "fp32"):
-        out.add("dtype", {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}[form])
-    else:
-        out.note(f"give it a model whose weights are stored in {form}")
+    out.weights(form, MADE)
     if strategy.experts is not None and strategy.experts != form:
         out.note(f"experts in {strategy.experts} need a model that is stored so")
     if strategy.kv == "fp8":

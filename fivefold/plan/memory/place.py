@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # B batch, S tokens of a row on one context rank, D hidden, H query heads, K key/value heads
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fivefold.axes.tp.plan import Split, share
 from fivefold.core.layout import Layout
@@ -88,10 +88,6 @@ class Place:
     def words(self) -> int:
         """Rows of the vocabulary here."""
         return self.columns(self.shape.config.vocab_size)
-
-    def without_recomputation(self) -> Place:
-        """The same where everything is kept."""
-        return replace(self, recompute="none")
 
 
 def element_bytes(training: Training, software: Software) -> int:

@@ -5,16 +5,11 @@ from __future__ import annotations
 # n tokens, D hidden, V vocabulary
 from functools import lru_cache
 
-from fivefold.core.layout import Layout
-from fivefold.plan.memory.depth import stage_layers
-from fivefold.plan.memory.flight import stages_of
 from fivefold.plan.memory.place import Place
-from fivefold.plan.shape import ModelShape
 from fivefold.plan.time.block import NOTHING, Neighbours, Passes, block, exchange
 from fivefold.plan.time.cost import Cost
 from fivefold.plan.time.rates import Rates
 from fivefold.plan.time.work import Kinds
-from fivefold.plan.workload import Software
 
 # Bytes that the loss reads and writes for one logit: Megatron-LM's cross entropy in fp32 (a copy,
 # the maximum, a difference, exp and its sum, a division; backward a product and a copy), and one over
@@ -33,18 +28,6 @@ def part_passes(place: Place, speed: Rates, near: Neighbours, kinds: Kinds) -> P
     if kinds.last:
         total += _head(place, speed, near)
     return _started(total, place.software.dispatch)
-
-
-def layers_of(
-    shape: ModelShape, sequence: int, layout: Layout, software: Software
-) -> tuple[range, ...]:
-    """Layers of each part: as the layout says, evenly, or by cost."""
-    count = stages_of(layout.schedule, layout.pp, layout.virtual) if layout.pp > 1 else 1
-    counts = layout.stage_layers
-    layers = shape.config.num_layers
-    if counts is None and software.even_stages and layers % count == 0:
-        counts = (layers // count,) * count
-    return stage_layers(shape, sequence, count, counts)
 
 
 @lru_cache(maxsize=4096)

@@ -9,6 +9,7 @@ from fivefold.core.errors import PlanError
 from fivefold.core.layout import Layout
 from fivefold.plan.communication import Group, stage_link
 from fivefold.plan.hardware.cluster import Cluster
+from fivefold.plan.memory.depth import layers_of
 from fivefold.plan.memory.flight import stages_of
 from fivefold.plan.memory.place import Place, element_bytes
 from fivefold.plan.shape import ModelShape
@@ -21,7 +22,7 @@ from fivefold.plan.time.flops import hardware_flops, training_flops
 from fivefold.plan.time.messages import message, waited
 from fivefold.plan.time.rates import rates
 from fivefold.plan.time.result import DENSE_ERROR, EXPERTS_ERROR, StepTime
-from fivefold.plan.time.stage import layers_of, part_passes
+from fivefold.plan.time.stage import part_passes
 from fivefold.plan.time.update import update
 from fivefold.plan.time.work import Kinds, kinds
 from fivefold.plan.workload import Software, Strategy, Training
@@ -63,7 +64,8 @@ def pieces(
     near, ways = Neighbours.of(cluster, layout), Ways.of(cluster, layout)
     known: dict[Kinds, tuple[Passes, Held, Traffic, Part]] = {}
     found = []
-    for layers in layers_of(shape, training.sequence, layout, software):
+    parts = stages_of(layout.schedule, layout.pp, layout.virtual) if layout.pp > 1 else 1
+    for layers in layers_of(shape, training.sequence, parts, layout, software):
         kind = kinds(shape, layers)
         if kind not in known:
             passes = part_passes(place, speed, near, kind)
