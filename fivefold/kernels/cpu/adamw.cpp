@@ -3,8 +3,6 @@
 #include "call.h"
 #include "rows.h"
 
-#include <cmath>
-
 namespace fivefold {
 namespace {
 
@@ -13,13 +11,6 @@ namespace {
 struct Step {
   float rate, root, keep, beta2, rest1, rest2, eps;
 };
-
-inline vf square_root(vf x) {
-  float lanes[LANES];
-  store(lanes, x);
-  for (int i = 0; i < LANES; ++i) lanes[i] = std::sqrt(lanes[i]);
-  return load(lanes);
-}
 
 template <class G, class C>
 void update(long count, float* parameter, const G* gradient, float* first, float* second, C* copy,

@@ -45,10 +45,11 @@ struct Product {
     const long block_m = tiles * ROWS;
     const long blocks_m = (m + block_m - 1) / block_m;
     const bool kept = k > BLOCK_K;
-    const long columns = std::min((n + WIDE - 1) / WIDE * WIDE, BLOCK_N);
+    const long columns = row_of_partial();
     Floats panels = allocate_floats(deepest * columns);
     Floats partial = allocate_floats(kept ? m * columns : 0);
-    Floats scratch = allocate_floats(threads * (block_m * deepest + ROWS * WIDE));
+    const long each = MOST_TILES * ROWS * WIDE + block_m * deepest;  // a thread's sums and tiles
+    Floats scratch = allocate_floats(threads * each);
     if (!panels || !partial || !scratch) return NO_MEMORY;
 #pragma omp parallel num_threads(threads)
     for (long n0 = 0; n0 < n; n0 += BLOCK_N) {
@@ -64,7 +65,7 @@ struct Product {
 #pragma omp for schedule(dynamic) collapse(2)
         for (long i = 0; i < blocks_m; ++i)
           for (long s = 0; s < splits; ++s) {
-            float* mine = scratch.get() + omp_get_thread_num() * (block_m * deepest + ROWS * WIDE);
+            float* mine = scratch.get() + omp_get_thread_num() * each;
             block(i * block_m, std::min(m, (i + 1) * block_m), n0, count * s / splits,
                   count * (s + 1) / splits, k0, depth, (const T*)panels.get(), partial.get(), kept,
                   mine);
@@ -74,60 +75,50 @@ struct Product {
     return 0;
   }
 
+  long row_of_partial() const { return std::min((n + WIDE - 1) / WIDE * WIDE, BLOCK_N); }
+
   void pack_right(long k0, long depth, long column, T* panel) const {
     const S* from = (const S*)b.data + k0 * b.row_stride + column * b.column_stride;
     pack_panel(from, b.row_stride, b.column_stride, depth, int(std::min<long>(WIDE, n - column)), panel);
   }
 
-  // Rows [m0, m1) of the left operand: packed in tiles, or one behind the other, copied where they
-  // are not fp32 already.
-  struct Left {
-    const T* data;
-    long tile;  // elements from row to row; all of a tile's rows together have ROWS times as many
-    bool in_tiles;
-  };
-  Left left_of(long m0, long m1, long k0, long depth, T* copy) const {
+  // Rows [m0, m1) of the left operand: tiles [K][rows], one behind the other.
+  void pack_left(long m0, long m1, long k0, long depth, T* tiles) const {
     const S* from = (const S*)a.data + m0 * a.row_stride + k0 * a.column_stride;
-    const long steps = steps_of<T>(depth), count = m1 - m0;
-    if (a.column_stride != 1) {
-      for (long row = 0; row < count; row += ROWS)
-        pack_tile(from + row * a.row_stride, a.row_stride, a.column_stride,
-                  int(std::min<long>(ROWS, count - row)), depth, copy + row * steps);
-      return {copy, steps, true};
-    }
-    if constexpr (std::is_same_v<S, T>) return {from, a.row_stride, false};
-    else
-      for (long row = 0; row < count; ++row) copy_row(from + row * a.row_stride, depth, copy + row * steps);
-    return {copy, steps, false};
+    for (long row = 0; row < m1 - m0; row += ROWS)
+      pack_tile(from + row * a.row_stride, a.row_stride, a.column_stride,
+                int(std::min<long>(ROWS, m1 - m0 - row)), depth, tiles + row * steps_of<T>(depth));
   }
 
+  // A panel's chain of k stays in the first-level cache while all rows of the block pass it.
   void block(long m0, long m1, long n0, long p0, long p1, long k0, long depth, const T* panels,
              float* partial, bool kept, float* scratch) const {
-    float* tile_c = scratch;
-    const Left left = left_of(m0, m1, k0, depth, (T*)(scratch + ROWS * WIDE));
-    const long steps = steps_of<T>(depth);
-    const long stride = std::min((n + WIDE - 1) / WIDE * WIDE, BLOCK_N);
-    const bool first = k0 == 0, last = k0 + depth >= k;
-    for (long p = p0; p < p1; ++p)
-      for (long row = m0; row < m1; row += ROWS) {
-        const int rows = int(std::min<long>(ROWS, m1 - row));
-        float* c_tile = kept ? partial + row * stride + p * WIDE : tile_c;
-        multiply_rows(rows, left.data + (row - m0) * left.tile, left.in_tiles ? rows : 1,
-                      left.in_tiles ? 1 : left.tile, panels + p * steps * WIDE, depth, c_tile,
-                      kept ? stride : WIDE, kept && !first);
-        if (last) finish(row, rows, n0 + p * WIDE, c_tile, kept ? stride : WIDE);
+    T* left = (T*)(scratch + MOST_TILES * ROWS * WIDE);
+    pack_left(m0, m1, k0, depth, left);
+    const long steps = steps_of<T>(depth), stride = kept ? row_of_partial() : WIDE;
+    for (long p = p0; p < p1; ++p) {
+      float* sums = kept ? partial + m0 * stride + p * WIDE : scratch;
+      for (long at = 0; at == 0 || at < depth; at += CHAIN) {
+        const long step = at / Step<T>::DEPTH;
+        for (long row = 0; row < m1 - m0; row += ROWS) {
+          const int rows = int(std::min<long>(ROWS, m1 - m0 - row));
+          multiply_rows(rows, left + row * steps + step * rows, rows, 1, panels + (p * steps + step) * WIDE,
+                        std::min(CHAIN, depth - at), sums + row * stride, stride, k0 + at > 0);
+        }
       }
+      if (k0 + depth >= k) finish(m0, m1, n0 + p * WIDE, sums, stride);
+    }
   }
 
   // Adds the bias, or what is there, and rounds once into c.
-  void finish(long row, int rows, long column, const float* from, long stride) const {
+  void finish(long m0, long m1, long column, const float* from, long stride) const {
     const int columns = int(std::min<long>(WIDE, n - column));
-    for (int r = 0; r < rows; ++r)
+    for (long row = m0; row < m1; ++row, from += stride)
       for (int half = 0; half < 2; ++half) {
         const int here = std::min(columns - half * LANES, LANES);
         if (here <= 0) break;
-        C* to = c + (row + r) * c_stride + column + half * LANES;
-        vf x = load(from + r * stride + half * LANES);
+        C* to = c + row * c_stride + column + half * LANES;
+        vf x = load(from + half * LANES);
         if (bias) x += load_some(bias + column + half * LANES, here);
         if (here == LANES) store(to, accumulate ? x + load(to) : x);
         else store_some(to, accumulate ? x + load_some(to, here) : x, here);

@@ -11,6 +11,7 @@
 // thread that computes it. That is all there is to batch invariance of a linear layer. (One chain
 // over all of K would do for that too, but rounds four times worse at K = 2048.)
 #pragma once
+#include <algorithm>
 #include <type_traits>
 
 #include "transpose.h"
@@ -107,6 +108,7 @@ inline void multiply(const typename Step<T>::Left* a, long a_step, long a_row, c
   do {
     vf total[R][2 * P] = {};
     const long steps = left_steps < CHAIN_STEPS ? left_steps : CHAIN_STEPS;
+#pragma GCC unroll 4
     for (long i = 0; i < steps; ++i, a += a_step, b += WIDE) {
       vf right[2 * P];
 #pragma GCC unroll 16
@@ -165,59 +167,77 @@ inline void multiply_rows(int rows, const typename Step<T>::Left* a, long a_step
   }
 }
 
+// One step of one row or column of an operand as T, a zero for the k that an odd end lacks.
+template <class T, class S> inline T one_step(const S* at, long k_stride, bool whole) {
+  if constexpr (std::is_same_v<T, pair>) return pair{at[0], whole ? at[k_stride] : bf16{0}};
+  else return to_float(at[0]);
+}
+// LANES steps of a row whose k lies in one piece.
+template <class T, class S> inline vf steps_of_row(const S* at) {
+  if constexpr (std::is_same_v<T, pair>) return load((const float*)at);
+  else return load(at);
+}
+// One step of LANES rows or columns that lie side by side.
+template <class T, class S> inline vf rows_of_step(const S* at, long k_stride) {
+  if constexpr (std::is_same_v<T, pair>) return (vf)((vu)load(at) >> 16 | (vu)load(at + k_stride));
+  else return load(at);
+}
+
 // Packs columns [0, columns) of b(k, n) = source[k * k_stride + n * n_stride] into one panel
-// [K][WIDE], zeros behind the last column.
+// [K][WIDE]. What stands behind the last column has no meaning.
 template <class S, class T>
 inline void pack_panel(const S* source, long k_stride, long n_stride, long k, int columns,
                        T* panel) {
-  if (n_stride == 1 && columns == WIDE) {
-    for (long i = 0; i < k; ++i)
-      for (int half = 0; half < 2; ++half)
-        store(panel + i * WIDE + half * LANES, load(source + i * k_stride + half * LANES));
-    return;
+  constexpr long DEPTH = Step<T>::DEPTH;
+  const long whole = k / DEPTH, steps = steps_of<T>(k);
+  long i = 0;
+  if (k_stride == 1) {
+    typedef std::conditional_t<std::is_same_v<T, pair>, float, S> Element;
+    const Element* rows[WIDE];
+    for (int n = 0; n < WIDE; ++n)
+      rows[n] = (const Element*)(source + std::min(n, columns - 1) * n_stride);
+    pack_across(rows, whole, (float*)panel);
+    i = whole;
+  } else if (n_stride == 1 && columns == WIDE) {
+    for (; i < whole; ++i)
+      for (int n = 0; n < WIDE; n += LANES)
+        store((float*)(panel + i * WIDE + n), rows_of_step<T>(source + i * DEPTH * k_stride + n, k_stride));
   }
-  if constexpr (std::is_same_v<T, float>)
-    if (k_stride == 1 && columns == WIDE) {
-      const S* rows[WIDE];
-      for (int n = 0; n < WIDE; ++n) rows[n] = source + n * n_stride;
-      return pack_across(rows, k, panel);
-    }
-  constexpr int BLOCK = LANES;
-  float square[WIDE][BLOCK];
-  for (int n = columns; n < WIDE; ++n)
-    for (int i = 0; i < BLOCK; ++i) square[n][i] = 0.0f;
-  for (long start = 0; start < k; start += BLOCK) {
-    const int count = k - start < BLOCK ? int(k - start) : BLOCK;
-    for (int n = 0; n < columns; ++n) {
-      const S* from = source + start * k_stride + n * n_stride;
-      if (k_stride == 1 && count == BLOCK) store(square[n], load(from));
-      else
-        for (int i = 0; i < count; ++i) square[n][i] = to_float(from[i * k_stride]);
-    }
-    for (int i = 0; i < count; ++i) {
-      float row[WIDE];
-      for (int n = 0; n < WIDE; ++n) row[n] = square[n][i];
-      for (int half = 0; half < 2; ++half)
-        store(panel + (start + i) * WIDE + half * LANES, load(row + half * LANES));
-    }
-  }
+  for (; i < steps; ++i)
+    for (int n = 0; n < columns; ++n)
+      panel[i * WIDE + n] = one_step<T>(source + i * DEPTH * k_stride + n * n_stride, k_stride, i < whole);
 }
 
-// Packs rows [0, rows) of a(m, k) = source[m * m_stride + k * k_stride] into one tile [K][rows]. Where
-// k lies in one piece, rows need no such tile: see `copy_row`.
-template <class S>
-inline void pack_tile(const S* source, long m_stride, long k_stride, int rows, long k,
-                      float* tile) {
-  const long wide = (rows + LANES - 1) / LANES * LANES;
+// Packs rows [0, rows) of a(m, k) = source[m * m_stride + k * k_stride] into one tile [K][rows].
+//
+// Whole vectors are stored: what one brings from beyond the tile's rows, the next step overwrites.
+// The last steps, behind which there is nothing, go one by one.
+template <class S, class T>
+inline void pack_tile(const S* source, long m_stride, long k_stride, int rows, long k, T* tile) {
+  constexpr long DEPTH = Step<T>::DEPTH;
+  constexpr int GROUPS = (ROWS + LANES - 1) / LANES;
+  const long whole = k / DEPTH, steps = steps_of<T>(k), wide = (rows + LANES - 1) / LANES * LANES;
+  const long room = steps - (wide + rows - 1) / rows + 1;  // steps that may be stored as vectors
   long i = 0;
-  // Whole vectors: what they bring from beyond the tile, the next step overwrites. The last steps,
-  // beyond which there is nothing, go one by one.
-  if (m_stride == 1 && k_stride >= wide - rows)
-    for (; i + 1 < k && i * rows + wide <= k * rows; ++i)
+  if (k_stride == 1) {
+    for (; i + LANES <= std::min(whole, room); i += LANES) {
+      vf square[GROUPS][LANES];
+#pragma GCC unroll 16
+      for (int m = 0; m < GROUPS * LANES; ++m)
+        square[m / LANES][m % LANES] = steps_of_row<T>(source + std::min(m, rows - 1) * m_stride + i * DEPTH);
+      for (auto& each : square) transpose(each);
+      for (int step = 0; step < LANES; ++step)
+        for (int group = 0; group * LANES < rows; ++group)
+          store((float*)(tile + (i + step) * rows + group * LANES), square[group][step]);
+    }
+  } else if (m_stride == 1 && k_stride >= wide - rows) {  // the last k is not read as a vector
+    for (; i < std::min(whole - 1, room); ++i)
       for (int m = 0; m < rows; m += LANES)
-        store(tile + i * rows + m, load(source + i * k_stride + m));
-  for (; i < k; ++i)
-    for (int m = 0; m < rows; ++m) tile[i * rows + m] = to_float(source[m * m_stride + i * k_stride]);
+        store((float*)(tile + i * rows + m), rows_of_step<T>(source + i * DEPTH * k_stride + m, k_stride));
+  }
+  for (; i < steps; ++i)
+    for (int m = 0; m < rows; ++m)
+      tile[i * rows + m] = one_step<T>(source + m * m_stride + i * DEPTH * k_stride, k_stride, i < whole);
 }
 
 // A row of k in one piece as the multiplier takes it: fp32, or pairs with a zero behind an odd end.
@@ -230,26 +250,6 @@ inline void copy_row(const S* from, long k, float* to) {
 inline void copy_row(const bf16* from, long k, pair* to) {
   std::memcpy((void*)to, from, k / 2 * sizeof(pair));
   if (k % 2) to[k / 2] = pair{from[k - 1], bf16{0}};
-}
-
-// Packing for pairs: both k of a step side by side, a zero for the missing one of an odd K.
-inline void pack_panel(const bf16* source, long k_stride, long n_stride, long k, int columns,
-                       pair* panel) {
-  for (long i = 0; i < k; i += 2, panel += WIDE)
-    for (int n = 0; n < WIDE; ++n) {
-      const bf16* from = source + i * k_stride + n * n_stride;
-      const bool here = n < columns;
-      panel[n].first = here ? from[0] : bf16{0};
-      panel[n].second = here && i + 1 < k ? from[k_stride] : bf16{0};
-    }
-}
-inline void pack_tile(const bf16* source, long m_stride, long k_stride, int rows, long k,
-                      pair* tile) {
-  for (int m = 0; m < rows; ++m)
-    for (long i = 0; i < k; i += 2) {
-      const bf16* from = source + m * m_stride + i * k_stride;
-      tile[i / 2 * rows + m] = pair{from[0], i + 1 < k ? from[k_stride] : bf16{0}};
-    }
 }
 
 // What operands of a format are packed as.

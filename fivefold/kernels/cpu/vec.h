@@ -201,6 +201,17 @@ inline vf fused(vf a, vf b, vf c) {
 #endif
 }
 
+inline vf square_root(vf x) {
+#if defined(__AVX__) && FIVEFOLD_LANES == 8
+  return (vf)_mm256_sqrt_ps((__m256)x);
+#elif defined(__AVX512F__) && FIVEFOLD_LANES == 16
+  return (vf)_mm512_sqrt_ps((__m512)x);
+#else
+  for (int i = 0; i < LANES; ++i) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+#endif
+}
+
 inline vf maximum(vf a, vf b) { return a > b ? a : b; }
 inline vf minimum(vf a, vf b) { return a < b ? a : b; }
 
