@@ -59,6 +59,15 @@ def refused(*arguments: str, capfd: pytest.CaptureFixture[str]) -> str:
     return capfd.readouterr().err
 
 
+def inside(*arguments: str, capfd: pytest.CaptureFixture[str]) -> str:
+    """What a command prints to stdout, run in this process, which spares a start."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    printed = capfd.readouterr()
+    assert not ended.value.code, printed.err
+    return printed.out
+
+
 def run(*arguments: str, timeout: float = 240, ok: bool = True) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=timeout, check=False

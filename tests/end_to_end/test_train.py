@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,20 @@ def test_killed_and_restarted_it_gives_the_same_bits(
     assert runs.losses(tmp_path / "run") == runs.losses(straight)
 
 
+@pytest.fixture(scope="module")
+def killed(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A run of two ranks with a layout that was killed after its first checkpoint: to be copied."""
+
+    @cache
+    def get(layout: str) -> Path:
+        folder = tmp_path_factory.mktemp("killed") / "run"
+        arguments = runs.train_arguments(folder, texts, "train.steps=12", nproc=2, layout=layout)
+        assert runs.kill_when(arguments, lambda: len(runs.metrics(folder)) >= 6)
+        return folder
+
+    return get
+
+
 @pytest.mark.parametrize(
     "layout",
     [
@@ -71,13 +87,13 @@ def test_killed_and_restarted_it_gives_the_same_bits(
         ),
     ],
 )
-def test_two_ranks_killed_and_restarted(texts: Path, tmp_path: Path, layout: str) -> None:
+def test_two_ranks_killed_and_restarted(
+    killed: Callable[[str], Path], texts: Path, tmp_path: Path, layout: str
+) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    sets = ["train.steps=10", "model.config.num_key_value_heads=2"]  # three are not for tp=2
-    runs.run(*runs.train_arguments(whole, texts, *sets, nproc=2, layout=layout))
-    arguments = runs.train_arguments(broken, texts, *sets, nproc=2, layout=layout)
-    assert runs.kill_when(arguments, lambda: len(runs.metrics(broken)) >= 6)
-    runs.run(*arguments)
+    shutil.copytree(killed(layout), broken)
+    for folder in (whole, broken):
+        runs.run(*runs.train_arguments(folder, texts, "train.steps=12", nproc=2, layout=layout))
     assert runs.losses(broken) == runs.losses(whole)
     if "pp" in layout:  # the second step's times, which `fivefold plan schedule --measured` draws
         measured = from_numbers(json.loads((whole / "pipeline.json").read_text()))
@@ -85,12 +101,11 @@ def test_two_ranks_killed_and_restarted(texts: Path, tmp_path: Path, layout: str
         assert {span.rank for span in measured.spans} == {0, 1}
 
 
-def test_the_layout_may_change_between_starts(straight: Path, texts: Path, tmp_path: Path) -> None:
+def test_the_layout_may_change_between_starts(
+    killed: Callable[[str], Path], straight: Path, texts: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    runs.run(*runs.train_arguments(folder, texts, "train.steps=12", "checkpoint.every=4"), ok=True)
-    shutil.rmtree(folder)
-    arguments = runs.train_arguments(folder, texts, "train.steps=12", nproc=2, layout="dp_shard=2")
-    runs.kill_when(arguments, lambda: len(runs.metrics(folder)) >= 6)
+    shutil.copytree(killed("dp_shard=2,zero=3"), folder)
     runs.run(*runs.train_arguments(folder, texts, "train.steps=12"))
     for ours, theirs in zip(runs.losses(folder), runs.losses(straight), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
@@ -207,22 +222,21 @@ def test_errors_before_any_work(
     assert "Traceback" not in printed
 
 
-def test_export_opens_in_transformers_and_comes_back(straight: Path, tmp_path: Path) -> None:
+def test_export_opens_in_transformers_and_comes_back(
+    straight: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     exported, back = tmp_path / "exported", tmp_path / "back"
-    runs.run("convert", str(straight), str(exported))
+    runs.inside("convert", str(straight), str(exported), capfd=capfd)
     model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(exported)
     ids = tokenizer("def main(", return_tensors="pt").input_ids
     theirs = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :].tolist()
-    import json
-
-    answer = runs.run("generate", "--model", str(exported), "--prompt", "def main(",
-                      "--max-new-tokens", "12", "--dtype", "fp32", "--json")  # fmt: skip
-    assert json.loads(answer.stdout)["token_ids"] == theirs
-    runs.run("convert", str(exported), str(back), "--to", "checkpoint")
-    again = runs.run("generate", "--model", str(back), "--prompt", "def main(",
-                     "--max-new-tokens", "12", "--dtype", "fp32", "--json")  # fmt: skip
-    assert json.loads(again.stdout)["token_ids"] == theirs
+    asked = ["--prompt", "def main(", "--max-new-tokens", "12", "--dtype", "fp32", "--json"]
+    answer = runs.inside("generate", "--model", str(exported), *asked, capfd=capfd)
+    assert json.loads(answer)["token_ids"] == theirs
+    runs.inside("convert", str(exported), str(back), "--to", "checkpoint", capfd=capfd)
+    again = runs.inside("generate", "--model", str(back), *asked, capfd=capfd)
+    assert json.loads(again)["token_ids"] == theirs
