@@ -1,4 +1,4 @@
-"""Loading takes little more memory than the loaded model: measured in processes of their own."""
+"""Loading takes little more memory than the loaded model: each measured in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,30 +31,49 @@ SHAPE = {
 }
 # The peak, and what is held, over what there was with everything imported and warmed up.
 PROGRAM = """
-import json, sys, torch
+import json, os, sys, torch
 from fivefold.weights.open import load_decoder, open_source
 
 def kilobytes(key):
     return int(next(l for l in open("/proc/self/status") if l.startswith(key)).split()[1])
 
-path, dtype, small = sys.argv[1], getattr(torch, sys.argv[2]), sys.argv[3]
-load_decoder(small, dtype)
-open_source(path)
-open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
-before = kilobytes("VmRSS")
-decoder = load_decoder(path, dtype)
-total = sum(p.double().sum().item() for p in decoder.parameters() if p.ndim < 2)
-for p in decoder.parameters():
-    p.view(-1)[:: 512].abs().max()  # touches every page
-held = kilobytes("VmRSS")  # before the peak: reading takes a page itself
-print(json.dumps({
-    "peak": (kilobytes("VmHWM") - before) / 1024,
-    "held": (held - before) / 1024,
-    "size": sum(p.nbytes for p in decoder.parameters()) / 2**20,
-    "largest": max(p.nbytes for p in decoder.parameters()) / 2**20,
-    "meta": any(p.is_meta for p in decoder.parameters()),
-}))
+def measure(path, dtype):
+    open_source(path)
+    open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
+    before = kilobytes("VmRSS")
+    decoder = load_decoder(path, dtype)
+    total = sum(p.double().sum().item() for p in decoder.parameters() if p.ndim < 2)
+    for p in decoder.parameters():
+        p.view(-1)[:: 512].abs().max()  # touches every page
+    held = kilobytes("VmRSS")  # before the peak: reading takes a page itself
+    return {
+        "peak": (kilobytes("VmHWM") - before) / 1024,
+        "held": (held - before) / 1024,
+        "size": sum(p.nbytes for p in decoder.parameters()) / 2**20,
+        "largest": max(p.nbytes for p in decoder.parameters()) / 2**20,
+        "meta": any(p.is_meta for p in decoder.parameters()),
+    }
+
+folder = sys.argv[1]
+torch.set_num_threads(1)  # forks need a parent without a pool of threads
+for stored, dtype in json.loads(sys.argv[2]):
+    load_decoder(f"{folder}/small", getattr(torch, dtype))
+for stored, dtype in json.loads(sys.argv[2]):
+    if os.fork() == 0:
+        print(json.dumps([stored, dtype, measure(f"{folder}/{stored}", getattr(torch, dtype))]))
+        sys.stdout.flush()
+        os._exit(0)
+    os.wait()
 """
+CASES = [
+    ("fp32", "float32"),
+    ("fp32", "bfloat16"),
+    ("bf16", "bfloat16"),
+    ("bf16", "float32"),
+    ("f16.gguf", "float32"),
+    ("q8.gguf", "float32"),
+    ("q8.gguf", "bfloat16"),
+]
 # Pages of shared libraries and allocator slack that a first use of an operator brings along.
 SLACK = 16.0
 
@@ -76,25 +96,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's /proc")
-@pytest.mark.parametrize(
-    ("stored", "dtype"),
-    [
-        ("fp32", "float32"),
-        ("fp32", "bfloat16"),
-        ("bf16", "bfloat16"),
-        ("bf16", "float32"),
-        ("f16.gguf", "float32"),
-        ("q8.gguf", "float32"),
-        ("q8.gguf", "bfloat16"),
-    ],
-)
-def test_the_peak_is_the_model_and_one_tensor(folder: Path, stored: str, dtype: str) -> None:
-    arguments = [str(folder / stored), dtype, str(folder / "small")]
+@pytest.fixture(scope="module")
+def all_measured(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """What each case took, in a fork of one process that has imported everything."""
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=True
-    )
-    measured = json.loads(run.stdout)
+        [sys.executable, "-c", PROGRAM, str(folder), json.dumps(CASES)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    lines = [json.loads(line) for line in run.stdout.splitlines()]
+    return {(stored, dtype): measured for stored, dtype, measured in lines}
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's /proc")
+@pytest.mark.parametrize(("stored", "dtype"), CASES)
+def test_the_peak_is_the_model_and_one_tensor(
+    all_measured: dict[tuple[str, str], dict[str, Any]], stored: str, dtype: str
+) -> None:
+    measured = all_measured[stored, dtype]
     size = measured["size"]
     assert not measured["meta"]
     assert size > 200 if dtype == "float32" else size > 100  # else the slack would hide a copy

@@ -45,10 +45,10 @@ def test_processes_that_come_at_once_convert_it_once(tmp_path: Path) -> None:
     stale = tmp_path / "fivefold" / "models" / f"{folder.name}.partial"
     stale.mkdir(parents=True)
     (stale / "model.safetensors").write_bytes(b"half")
-    processes = [open_in_process(tmp_path) for _ in range(3)]
+    processes = [open_in_process(tmp_path) for _ in range(2)]
     seen = [json.loads(process.communicate()[0]) for process in processes]
     assert all(process.returncode == 0 for process in processes)
-    assert seen[0] == seen[1] == seen[2]
+    assert seen[0] == seen[1]
     path, kind, layers, imported, _ = seen[0]
     assert (kind, layers, imported) == ("smollm2", 30, [])
     assert Path(path).parent == stale.parent
@@ -85,6 +85,7 @@ def test_a_conversion_that_fails_leaves_nothing(
 
     monkeypatch.setattr(smollm2, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(smollm2, "save_huggingface", full_disk)
+    monkeypatch.setattr(GGUFSource, "tensors", lambda *_: iter(()))  # seconds, for nothing here
     with pytest.raises(WeightsError, match="No space left"):
         open_source("smollm2")
     assert [path.name for path in (tmp_path / "models").iterdir() if path.is_dir()] == []
