@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fivefold.cli.main import main
@@ -152,13 +153,13 @@ def test_a_prompt_from_stdin(
     assert "stdin is no UTF-8 text: byte 2" in err
 
 
-def test_a_piped_conversation_remembers_and_resets(model: Path) -> None:
-    asked = ["--model", str(model), "--chat", "--max-new-tokens", "8"]
-    talk = subprocess.run(
-        [*COMMAND, *asked], input="one\ntwo\n/reset\none\n/exit\nnever\n",
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    first, second, again = split_answers(talk.stdout, model, ["one", "two"], ["one"])
+def test_a_piped_conversation_remembers_and_resets(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed(monkeypatch, b"one\ntwo\n/reset\none\n/exit\nnever\n")
+    status, out, _ = run(capsys, "--model", str(model), "--chat", "--max-new-tokens", "8")
+    assert status == 0
+    first, second, again = split_answers(out, model, ["one", "two"], ["one"])
     assert again == first
     assert second
 
@@ -211,6 +212,13 @@ class Terminal:
                 self.seen += os.read(self.master, 65536).decode(errors="replace")
         self.seen = self.seen[self.seen.index(found[0]) + len(found[0]) :]
 
+    def wait_for_prompt(self) -> None:
+        """Until it reads: a Ctrl-C between the prompt and the reading is seen with the next key."""
+        self.wait_for("> ")
+        process = psutil.Process(self.process.pid)
+        while process.status() != psutil.STATUS_SLEEPING:
+            time.sleep(0.01)
+
     def close(self) -> int:
         try:
             return self.process.wait(30)
@@ -252,7 +260,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_leaves(tmp_path: Path) -> None:
     terminal.wait_for("Q", "Z")  # the answer has begun, and would go on for a minute
     terminal.type("\x03")
     terminal.wait_for("end: stopped]")
-    terminal.wait_for("> ")
+    terminal.wait_for_prompt()
     terminal.type("\x03")  # at the prompt it only tells how to leave
     terminal.wait_for("Ctrl-D leaves")
     terminal.wait_for("> ")

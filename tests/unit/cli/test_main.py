@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from fivefold.cli.main import main
 
 
 def fivefold(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -57,10 +60,12 @@ def test_an_error_is_one_line_and_debug_shows_more() -> None:
     assert "Traceback" in fivefold("config", "show", "quickstrat", "--debug").stderr
 
 
-def test_convert_refuses_what_it_would_overwrite(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("full")
-    (folder / "mine.txt").write_text("precious")
-    failed = fivefold("convert", "smollm2", str(folder))
-    assert failed.returncode == 1
-    assert "is not empty; choose a new folder" in failed.stderr
-    assert (folder / "mine.txt").read_text() == "precious"
+def test_convert_refuses_what_it_would_overwrite(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(SystemExit) as ended:
+        main(["convert", "smollm2", str(tmp_path)])
+    assert ended.value.code == 1
+    assert "is not empty; choose a new folder" in capfd.readouterr().err
+    assert (tmp_path / "mine.txt").read_text() == "precious"
