@@ -35,7 +35,7 @@ def test_the_peak_follows_an_allocation_and_stays() -> None:
 
 def test_a_child_does_not_report_its_parents_size() -> None:
     """`ru_maxrss` would: it is carried through fork and exec."""
-    block = np.ones(1200 * 2**20, np.uint8)
+    block = np.ones(600 * 2**20, np.uint8)
     code = "from fivefold.observe.memory import peak_resident_bytes as p; print(p())"
     printed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
