@@ -1,7 +1,7 @@
 """Saves in forked processes that are killed at chosen points; prints what went wrong, if anything.
 
 Run as a program, so that forking meets no thread pools of the tests' process.
-    crash_driver.py every FOLDER     kill -9 before each single file operation of a run of saves
+    crash_driver.py every FOLDER N   kill -9 before each N-th file operation of a run of saves
     crash_driver.py random FOLDER N  kill -9 at N moments drawn at random, saving in the background
     crash_driver.py limit FOLDER     a file size limit of the kernel (RLIMIT_FSIZE) stops the save
 """
@@ -71,7 +71,7 @@ def make_checkpointer_latest(folder: Path) -> int | None:
     return None if latest is None else int(latest.name[5:])
 
 
-def every(folder: Path) -> int:
+def every(folder: Path, stride: int) -> int:
     point = 0
     while True:
         shutil.rmtree(folder, ignore_errors=True)
@@ -88,10 +88,10 @@ def every(folder: Path) -> int:
         assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status
         if folder.exists():
             check(folder, acknowledged, RUN[len(acknowledged)][0])
-            if point % 5 == 0:  # and it can go on saving
+            if point % (5 * stride) == 0:  # and it can go on saving
                 make_checkpointer(folder, keep=1).save(make_state(50))
                 assert_loads(folder, 50)
-        point += 1
+        point += stride
 
 
 def at_random(folder: Path, times: int) -> int:
@@ -141,7 +141,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     command, where = sys.argv[1], Path(sys.argv[2])
     if command == "every":
-        print("points", every(where))
+        print("points", every(where, int(sys.argv[3])))
     elif command == "random":
         print("points", at_random(where, int(sys.argv[3])))
     else:

@@ -29,14 +29,20 @@ def drive(*arguments: str) -> str:
     return done.stdout
 
 
-def test_killed_before_each_file_operation_of_a_run(memory: Path) -> None:
-    printed = drive("every", str(memory / "checkpoints"))
+@pytest.mark.parametrize(
+    "stride",
+    [3, pytest.param(1, marks=pytest.mark.slow)],
+    ids=["each third", "each"],
+)
+def test_killed_before_each_file_operation_of_a_run(memory: Path, stride: int) -> None:
+    printed = drive("every", str(memory / "checkpoints"), str(stride))
     points = int(printed.split()[-1])
     assert points > 120, "the run must be long enough to mean something"
 
 
-def test_killed_at_random_while_saving_in_the_background(memory: Path) -> None:
-    assert "points 40" in drive("random", str(memory / "checkpoints"), "40")
+@pytest.mark.parametrize("moments", [15, pytest.param(40, marks=pytest.mark.slow)])
+def test_killed_at_random_while_saving_in_the_background(memory: Path, moments: int) -> None:
+    assert f"points {moments}" in drive("random", str(memory / "checkpoints"), str(moments))
 
 
 def test_a_file_size_limit_of_the_kernel(tmp_path: Path) -> None:
