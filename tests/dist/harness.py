@@ -26,6 +26,16 @@ START_SECONDS = 120
 CASES_A_START = 32  # groups that cases made keep threads: they end with their process
 CASE_SECONDS = 120
 CALLS = 12  # of a stack, innermost first
+PRELOADED = [
+    "tests.dist.cases",
+    "tests.dist.compression_cases",
+    "tests.dist.context_cases",
+    "tests.dist.expert_cases",
+    "tests.dist.kernel_cases",
+    "tests.dist.pipeline_cases",
+    "tests.dist.serving_cases",
+    "tests.parity.lattice.reshard",
+]
 GRACE_SECONDS = 3  # for the peers of a rank that failed: most are stuck waiting for it
 
 
@@ -108,7 +118,7 @@ class Workers:
     def _start(self) -> None:
         # Workers fork from a server that has imported what they need, and has done nothing else.
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["tests.dist.cases"])
+        context.set_forkserver_preload(PRELOADED)
         port = free_port()
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
