@@ -29,6 +29,14 @@ def mortal(tiny: Path) -> Iterator[RealServer]:
     running.stop(signal.SIGKILL)
 
 
+@pytest.fixture(scope="module")
+def hasty(tiny: Path) -> Iterator[RealServer]:
+    """A server that waits neither for its engine nor for requests; it ends with this module too."""
+    running = RealServer(tiny, "--engine-seconds", "2", "--drain-seconds", "0.2")
+    yield running
+    running.stop(signal.SIGKILL)
+
+
 def first_events(answer: httpx.Response, count: int) -> Iterator[str]:
     """The lines of a stream, once `count` of them are there."""
     lines = (line for line in answer.iter_lines() if line)
@@ -88,21 +96,17 @@ def test_a_killed_engine_is_said_and_replaced(mortal: RealServer) -> None:
     assert mortal.metric("request_success_total", finished_reason="error") == 2
 
 
-def test_an_engine_that_hangs_is_replaced(tiny: Path) -> None:
-    running = RealServer(tiny, "--engine-seconds", "2")
-    try:
-        (child,) = running.engine_processes()
-        with stream(running, **LONG) as answer:
-            lines = first_events(answer, 3)
-            child.suspend()
-            rest = list(lines)
-        error = json.loads(rest[-1].removeprefix("data: "))["error"]
-        assert "said nothing for" in error["message"]
-        assert "while requests waited; it is being restarted" in error["message"]
-        assert running.wait(lambda state: state["ready"])
-        assert running.engine_processes() != [child]
-    finally:
-        running.stop(signal.SIGKILL)
+def test_an_engine_that_hangs_is_replaced(hasty: RealServer) -> None:
+    (child,) = hasty.engine_processes()
+    with stream(hasty, **LONG) as answer:
+        lines = first_events(answer, 3)
+        child.suspend()
+        rest = list(lines)
+    error = json.loads(rest[-1].removeprefix("data: "))["error"]
+    assert "said nothing for" in error["message"]
+    assert "while requests waited; it is being restarted" in error["message"]
+    assert hasty.wait(lambda state: state["ready"])
+    assert hasty.engine_processes() != [child]
 
 
 def test_sigterm_lets_requests_end_and_takes_no_more(mortal: RealServer) -> None:
@@ -135,8 +139,7 @@ def _once_draining(server: RealServer) -> httpx.Response:
     raise AssertionError("the server takes requests after SIGTERM")
 
 
-def test_the_time_to_drain_ends_and_ctrl_c_too(tiny: Path) -> None:
-    hasty = RealServer(tiny, "--drain-seconds", "0.2")
+def test_the_time_to_drain_ends_and_ctrl_c_too(hasty: RealServer) -> None:
     with stream(hasty, **LONG) as answer:
         lines = first_events(answer, 1)
         stopping = threading.Timer(0.0, hasty.process.send_signal, (signal.SIGINT,))
