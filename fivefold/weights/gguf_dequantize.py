@@ -27,7 +27,9 @@ QUANTIZED = {
     GGMLQuantizationType.Q5_K,
     GGMLQuantizationType.Q6_K,
 }
-_PART = 1 << 16  # values dequantized at one time: their temporaries stay in the cache
+# Values dequantized at one time, whole blocks of every type. Their temporaries stay in the cache,
+# and below 32,768 torch copies in this thread: to wake others costs more than so small a copy.
+_PART = 127 * 256
 
 
 def read_stored(file: MappedFile, stored: Stored, dtype: torch.dtype | None) -> Tensor:
