@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from fivefold.engines.train.dry_run.run import dry_run, one_of_each_stage
 from fivefold.engines.train.run import check_run
 from fivefold.plan.memory.ledger import Ledger, ledger
 from fivefold.plan.shape import ModelShape
-from fivefold.plan.workload import Software, Strategy, Training
+from fivefold.plan.software import FIVEFOLD
+from fivefold.plan.workload import Strategy, Training
 
 RECIPES = Path(__file__).resolve().parents[1] / "fivefold" / "recipes"
 DENSE = {
@@ -124,7 +125,7 @@ def plan(config: RunConfig) -> tuple[Ledger, ...]:
         ModelShape("model", check_run(config)),
         Training(config.data.sequence_length, train.global_batch, compute=config.precision.dtype),
         Strategy(config.layout, train.micro_batch, train.recompute),
-        Software("fivefold", chunk=train.loss_chunk),
+        replace(FIVEFOLD, chunk=train.loss_chunk),
     )
 
 

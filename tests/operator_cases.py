@@ -14,10 +14,12 @@ from fivefold.kernels import dispatch
 from fivefold.kernels.cross_entropy import linear_cross_entropy
 from fivefold.kernels.flash_attention import flash_attention
 from fivefold.kernels.gated import gated
+from fivefold.kernels.gated_linear import gated_linear
 from fivefold.kernels.grouped_linear import grouped_linear
 from fivefold.kernels.linear import linear
 from fivefold.kernels.log_probs import linear_log_probs
 from fivefold.kernels.multiply import multiply
+from fivefold.kernels.normed_linear import Recipe, normed_linear
 from fivefold.kernels.rms_norm import rms_norm, rms_norm_residual
 from fivefold.kernels.rope import apply_rope
 
@@ -28,6 +30,7 @@ OPERATORS = {
     "fivefold::multiply", "fivefold::grouped_multiply", "fivefold::flash_attention",
     "fivefold::linear_cross_entropy", "fivefold::linear_log_probs", "fivefold::rms_norm",
     "fivefold::rms_norm_residual", "fivefold::rotate", "fivefold::gated",
+    "fivefold::gated_linear", "fivefold::normed_linear",
 }  # fmt: skip
 
 
@@ -43,7 +46,9 @@ class Attend(nn.Module):
 
     def forward(self, x: Tensor, starts: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
         """[N,D], [S+1] int32 and [N,E/2] to (norm of the sum [N,D], the sum [N,D])."""
-        heads = linear(rms_norm(x, self.norm, EPS), self.inward, self.bias).unflatten(-1, (-1, E))
+        recipe = Recipe(x, self.norm, EPS, 0.0)
+        normed = rms_norm(x, self.norm, EPS)
+        heads = normed_linear(normed, self.inward, self.bias, recipe).unflatten(-1, (-1, E))
         turned = apply_rope(heads[:, : H + K].unsqueeze(0), angles.cos()[None], angles.sin()[None])
         attended, _ = flash_attention(
             turned[0, :, :H], turned[0, :, H:], heads[:, H + K :], starts, starts,
@@ -65,7 +70,9 @@ class Feed(nn.Module):
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
         """[N,D] and rows of each expert [X] to [N,D]."""
         gate, up = multiply(x, self.gate_up.mT).chunk(2, dim=-1)  # strided halves
-        return linear(gated(gate, up, "silu"), self.down) + grouped_linear(x, self.experts, counts)
+        wide = gated(gate, up, "gelu_tanh")
+        fed = gated_linear(gate, up, self.down, None, "silu") + linear(wide, self.down)
+        return fed + grouped_linear(x, self.experts, counts)
 
 
 class Judge(nn.Module):

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import (
 from fivefold.kernels import flash_attention  # noqa: F401  makes the operator
 from fivefold.kernels.grouped_linear import GROUPED_MULTIPLY
 from fivefold.kernels.multiply import MULTIPLY
+from fivefold.model.projection import Projection
 
 # Results of these are kept under `selective`: dear to compute, and everything else is cheap.
 KEPT = {
@@ -43,6 +44,9 @@ def recompute_blocks(
     if mode == "selective":
         extra["context_fn"] = _contexts
     for index in range(0, len(layers), every):
+        for module in layers[index].modules():
+            if isinstance(module, Projection):
+                module.remakes = False  # the second forward makes all operands, and in time
         # No random numbers are drawn in a block, so there is no state to keep for the second pass.
         layers[index] = checkpoint_wrapper(layers[index], preserve_rng_state=False, **extra)
 

@@ -96,7 +96,7 @@ _gated = operator.define(
     _forward,
     lambda gate, up, activation: gate.new_empty(gate.shape),
 )
-_gated_backward = operator.define(
+GATED_BACKWARD = operator.define(
     "gated_backward(Tensor grad, Tensor gate, Tensor up, str activation) -> (Tensor, Tensor)",
     _backward,
     lambda grad, gate, up, activation: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)),
@@ -109,7 +109,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return *_gated_backward(grad, *ctx.saved_tensors, ctx.activation), None
+    return *GATED_BACKWARD(grad, *ctx.saved_tensors, ctx.activation), None
 
 
 operator.differentiate("gated", _differentiate, _keep)

@@ -28,6 +28,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return multiply(x.flatten(0, -2), weight.mT, bias).unflatten(0, x.shape[:-1])
 
 
+def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
+    """[..., I] from the gradient of the output [..., O] and the weight [O,I]."""
+    if is_blas(grad):
+        return grad @ weight
+    return multiply(grad.flatten(0, -2), weight).unflatten(0, grad.shape[:-1])
+
+
+def weight_gradient(x: Tensor, grad: Tensor) -> Tensor:
+    """[O,I] from the input [..., I] and the gradient of the output [..., O], in its format."""
+    rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
+    return rows.mT @ inputs if is_blas(x) else multiply(rows.mT, inputs)
+
+
+def bias_gradient(grad: Tensor) -> Tensor:
+    """[O] from the gradient of the output [..., O]."""
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    return grad.flatten(0, -2).sum(0, dtype=wide).to(grad.dtype)
+
+
 def is_blas(x: Tensor) -> bool:
     """Whether products with `x` on the left are torch's own."""
     device, dtype = x.device.type, x.dtype

@@ -5,7 +5,6 @@ from __future__ import annotations
 # B batch, S sequence, D hidden, F feed-forward
 from torch import Tensor, nn
 
-from fivefold.kernels.gated import gated
 from fivefold.model.config import ModelConfig
 from fivefold.model.projection import Projection
 
@@ -24,4 +23,4 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B,S,D] to [B,S,D]."""
-        return self.down(gated(self.gate(hidden), self.up(hidden), self.activation))
+        return self.down.forward_gated(self.gate(hidden), self.up(hidden), self.activation)

@@ -12,6 +12,7 @@ from fivefold.plan.workload import Software
 
 FIVEFOLD = Software(
     "fivefold",
+    remakes=True,
     source="this package: fused attention, loss in chunks, gradients summed in fp32 beside backward",
 )
 MEGATRON_2021 = Software(
@@ -66,12 +67,14 @@ MEGATRON_CORE = Software(
 LLAMA_2024 = replace(
     FIVEFOLD,
     name="llama-2024",
+    remakes=False,
     source="Llama 3 (2407.21783), section 3.3.2: FSDP that keeps parameters after forward, gradients in fp32, "
     "interleaved 1F1B, context ranks that gather keys and values",
 )
 DEEPSEEK_V3 = replace(
     FIVEFOLD,
     name="deepseek-v3",
+    remakes=False,
     overlap_experts=1.0,
     dispatch_once=True,
     dispatch_bytes=1,

@@ -40,6 +40,7 @@ class Software:
         and drops the rest; `attention` drops scores alone, and keeps the rest.
     flat_shards: ZeRO divides a flat vector evenly (Megatron, DeepSpeed), and ZeRO-3 keeps parameters
         of `parameter_bytes` beside masters; else rows of each parameter, and masters alone.
+    remakes: backward makes normalised and gated operands of products again (unless blocks do).
     chunk: tokens whose logits exist at a time, with fused_loss.
     bucket: bytes of fp32 gradients that are sent at a time.
     accumulate: bytes of memory that adding a micro-batch's gradient to the sum reads and writes for one
@@ -70,6 +71,7 @@ class Software:
     keeps_gathered: bool = True
     selective: Literal["products", "attention"] = "products"
     flat_shards: bool = False
+    remakes: bool = False
     chunk: int = 256
     bucket: int = 25 << 20
     accumulate: float = 10.0

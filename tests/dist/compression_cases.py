@@ -41,15 +41,16 @@ def gradients(rank: int, step: int, scale: float = 1.0) -> dict[str, Tensor]:
 
 
 def make(chosen: CommunicationSection, dtype: torch.dtype) -> tuple[Compressor, Bucket, Tensor]:
-    bucket = Bucket(tuple(SHAPES), tuple(nn.Parameter(torch.empty(s)) for s in SHAPES.values()))
-    flat = torch.zeros(bucket.numel, dtype=dtype)
+    parameters = tuple(nn.Parameter(torch.empty(s, dtype=dtype)) for s in SHAPES.values())
+    bucket = Bucket(tuple(SHAPES), parameters)
+    flat = bucket.zeros()
     group = dist.group.WORLD
     assert group is not None
-    return choose(chosen, dtype)(bucket, flat, group), bucket, flat
+    return choose(chosen, dtype)(bucket, group), bucket, flat
 
 
-def finish(compressor: Compressor) -> None:
-    for works in compressor.reduce():
+def finish(compressor: Compressor, flat: Tensor) -> None:
+    for works in compressor.reduce(flat):
         for work in works:
             work.wait()
 
@@ -70,7 +71,7 @@ def reduced(
             for view, name in zip(bucket.views(flat), bucket.names, strict=True):
                 view.copy_(mine[name])
             sent.clear()
-            finish(compressor)
+            finish(compressor, flat)
             views = bucket.views(flat)
             steps.append({n: v.clone() for n, v in zip(bucket.names, views, strict=True)})
     state = {name: tensor.clone() for name, tensor in compressor.state().items()}
@@ -162,8 +163,8 @@ def feedback_dropped() -> Any:
 
 
 def _forgetting(real: Any) -> Any:
-    def reduce(self: Any) -> Any:
-        yield from real(self)
+    def reduce(self: Any, flat: Tensor) -> Any:
+        yield from real(self, flat)
         for name, tensor in self.state().items():
             if name.startswith("memory/"):
                 tensor.zero_()
@@ -180,11 +181,11 @@ def cold_start() -> Any:
     """Each step starts from the first factors again."""
     real = PowerSGD.reduce
 
-    def reduce(self: PowerSGD) -> Any:
+    def reduce(self: PowerSGD, flat: Tensor) -> Any:
         for name, right in self.state().items():
             if name.startswith("right/"):
                 right.copy_(_first(name.removeprefix("right/"), right.shape))
-        yield from real(self)
+        yield from real(self, flat)
 
     return mock.patch.object(PowerSGD, "reduce", reduce)
 
@@ -192,9 +193,9 @@ def cold_start() -> Any:
 def own_right_factors() -> Any:
     """Right factors are not summed: each rank has another gradient."""
 
-    def reduce(self: PowerSGD) -> Any:
+    def reduce(self: PowerSGD, flat: Tensor) -> Any:
         sums, self._sum = self._sum, lambda m: sums(m.clone() if m is self._right else m)
-        yield from real(self)
+        yield from real(self, flat)
         del self._sum
 
     real = PowerSGD.reduce
@@ -227,9 +228,8 @@ LENGTH = 48
 
 @cache
 def text() -> Tensor:
-    """The bytes of this repository's documentation."""
-    pages = sorted((ROOT / "docs").glob("*.md"))
-    return torch.tensor([b for p in pages for b in p.read_bytes() if b < 128])
+    """The bytes of this repository's licence: prose that nobody edits."""
+    return torch.tensor([b for b in (ROOT / "LICENSE").read_bytes() if b < 128])
 
 
 def text_batch(step: int, rank: int, ranks: int) -> Batch:

@@ -15,8 +15,8 @@ STEPS, WARMUP = 100, 20
 POWER_SGD = section("powersgd", rank=4, warmup_steps=WARMUP)  # then sends about an eighth
 TOP_K = section("topk", ratio=0.1, warmup_steps=WARMUP)  # a fifth, with two ranks
 # How much higher the mean loss of the last ten steps may be, in nats. Both lag behind: a matrix's
-# other directions and elements arrive later. Seen: 0.13 and 0.18; without feedback 0.22 and 0.26.
-MARGINS = {"fp16": 0.005, "bf16": 0.02, "powersgd": 0.17, "topk": 0.22}
+# other directions and elements arrive later. Seen: 0.21 and 0.27; without feedback 0.30 and 0.37.
+MARGINS = {"fp16": 0.005, "bf16": 0.02, "powersgd": 0.25, "topk": 0.32}
 
 
 def last(losses: list[float]) -> float:
@@ -25,7 +25,7 @@ def last(losses: list[float]) -> float:
 
 @pytest.fixture(scope="module")
 def uncompressed() -> float:
-    """Of one process, from 4.9 at the start: 2.42."""
+    """Of one process, from 4.9 at the start: 1.82."""
     torch.set_num_threads(1)
     losses = learn("", section("none"), STEPS)
     assert losses[0] > 4.5

@@ -40,7 +40,8 @@ class Watch(TorchDispatchMode):
             for start, kind in KINDS.items():
                 self.collectives[kind] += name.startswith(start)
         result = operator(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.ndim and result.is_floating_point():
+        # Buckets of gradients are flat.
+        if isinstance(result, torch.Tensor) and result.ndim > 1 and result.is_floating_point():
             self.widest = max(self.widest, result.shape[-1])
         return result
 

@@ -27,6 +27,16 @@ class Bucket:
         """Elements of all parameters."""
         return sum(p.numel() for p in self.parameters)
 
+    @property
+    def wide(self) -> torch.dtype:
+        """What gradients are collected in: fp32, or the parameters' format where that is wider."""
+        return torch.promote_types(self.parameters[0].dtype, torch.float32)
+
+    def zeros(self, numel: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """Zeros where the parameters lie: a flat gradient [numel] if nothing else is said."""
+        size = self.numel if numel is None else numel
+        return torch.zeros(size, dtype=dtype or self.wide, device=self.parameters[0].device)
+
     def views(self, flat: Tensor) -> list[Tensor]:
         """`flat` [numel] as one tensor a parameter, one after the other."""
         parts = flat.split([p.numel() for p in self.parameters])
@@ -83,8 +93,3 @@ def row_numel(parameter: Tensor) -> int:
 
 def _bucket(held: list[tuple[str, nn.Parameter]]) -> Bucket:
     return Bucket(tuple(n for n, _ in held), tuple(p for _, p in held))
-
-
-def flat_like(parameter: Tensor, numel: int, dtype: torch.dtype) -> Tensor:
-    """Zeros [numel] where `parameter` lies."""
-    return torch.zeros(numel, dtype=dtype, device=parameter.device)

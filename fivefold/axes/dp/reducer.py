@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fivefold.axes.dp.bucket import Bucket, flat_like, shard_of
+from fivefold.axes.dp.bucket import Bucket, shard_of
 from fivefold.axes.dp.compression.protocol import Compressor, MakeCompressor, Rounds
 from fivefold.axes.dp.compression.wire import Wire
 from fivefold.axes.dp.groups import Groups
@@ -137,6 +137,9 @@ class Reducer(ABC):
 class AllReducer(Reducer):
     """One flat fp32 gradient a bucket, summed in the last micro-batch's backward.
 
+    It is made when the bucket's first gradient comes, and dropped with `zero`: by then backward has
+    freed activations, so that the fullest moment of a step has no place for both.
+
     `compress` makes what sends a bucket, whole in `wire_dtype` if there is none.
     """
 
@@ -148,23 +151,20 @@ class AllReducer(Reducer):
         compress: MakeCompressor | None = None,
     ) -> None:
         super().__init__(buckets, groups, wire_dtype)
-        self._flats = [flat_like(b.parameters[0], b.numel, wide(b)) for b in self.buckets]
-        self._views = [b.views(f) for b, f in zip(self.buckets, self._flats, strict=True)]
+        self._flats: dict[int, Tensor] = {}
+        self._views: dict[int, list[Tensor]] = {}
+        self._came: set[tuple[int, int]] = set()  # which of them hold something
         make = compress or partial(Wire, dtype=wire_dtype)
         self._compressors: list[Compressor] = []
         if groups.data is not None:
-            self._compressors = [
-                make(bucket, flat, groups.data)
-                for bucket, flat in zip(self.buckets, self._flats, strict=True)
-            ]
-        self._attach()
+            self._compressors = [make(bucket, groups.data) for bucket in self.buckets]
 
     def gradients(self) -> dict[str, Tensor]:
         """Whole gradients by name."""
         return {
             name: view
-            for bucket, views in zip(self.buckets, self._views, strict=True)
-            for name, view in zip(bucket.names, views, strict=True)
+            for index, bucket in enumerate(self.buckets)
+            for name, view in zip(bucket.names, self._held(index), strict=True)
         }
 
     def sends(self, last: bool) -> bool:
@@ -172,16 +172,21 @@ class AllReducer(Reducer):
         return last
 
     def collect(self, index: int, place: int, parameter: Tensor) -> None:
-        """Add a low-precision gradient; fp32 ones were accumulated in the view itself."""
-        view = self._views[index][place]
-        if parameter.grad is not None and parameter.grad is not view:
+        """Add the gradient. The next fp32 ones are accumulated in the view itself."""
+        view = self._held(index)[place]
+        if parameter.grad is None or parameter.grad is view:
+            return
+        if (index, place) in self._came:
             view += parameter.grad
-            parameter.grad = view if parameter.dtype == view.dtype else None
+        else:  # adding two formats would take a third tensor, as large as the wider one
+            view.copy_(parameter.grad)
+            self._came.add((index, place))
+        parameter.grad = view if parameter.dtype == view.dtype else None
 
     def send(self, index: int, progress: Progress) -> None:
         """Start summing over all data ranks."""
         if self.groups.data is not None:
-            progress.rounds = self._compressors[index].reduce()
+            progress.rounds = self._compressors[index].reduce(self._whole(index))
             self.received(index, progress)
 
     def received(self, index: int, progress: Progress) -> None:
@@ -193,20 +198,24 @@ class AllReducer(Reducer):
         return {n: t for each in self._compressors for n, t in each.state().items()}
 
     def zero(self) -> None:
-        """Zeros, in place: the buffers live as long as the run."""
-        for flat in self._flats:
-            flat.zero_()
-        self._attach()
+        """Drop them."""
+        self._flats.clear()
+        self._views.clear()
+        self._came.clear()
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                parameter.grad = None
 
-    def _attach(self) -> None:
-        for bucket, views in zip(self.buckets, self._views, strict=True):
-            for parameter, view in zip(bucket.parameters, views, strict=True):
-                parameter.grad = view if parameter.dtype == view.dtype else None
+    def _whole(self, index: int) -> Tensor:
+        if index not in self._flats:
+            self._flats[index] = self.buckets[index].zeros()
+            self._views[index] = self.buckets[index].views(self._flats[index])
+        return self._flats[index]
 
-
-def wide(bucket: Bucket) -> torch.dtype:
-    """The format gradients are collected in: fp32, or the parameters' own where that is wider."""
-    return torch.promote_types(bucket.parameters[0].dtype, torch.float32)
+    def _held(self, index: int) -> list[Tensor]:
+        """The gradients of a bucket's parameters, zeros where none has come."""
+        self._whole(index)
+        return self._views[index]
 
 
 class ScatterReducer(Reducer):
@@ -217,9 +226,7 @@ class ScatterReducer(Reducer):
         assert groups.shard is not None
         self.rank, self.ranks = groups.rank, groups.ranks
         self._full: list[Tensor | None] = [None] * len(self.buckets)
-        self._shards = [
-            flat_like(b.parameters[0], b.shard_size(self.ranks), wide(b)) for b in self.buckets
-        ]
+        self._shards = [b.zeros(b.shard_size(self.ranks)) for b in self.buckets]
 
     def gradients(self) -> dict[str, Tensor]:
         """This rank's rows of each gradient by name."""
@@ -271,5 +278,5 @@ class ScatterReducer(Reducer):
         if full is None:
             bucket = self.buckets[index]
             size = bucket.shard_size(self.ranks) * self.ranks
-            full = self._full[index] = flat_like(bucket.parameters[0], size, self.wire_dtype)
+            full = self._full[index] = bucket.zeros(size, self.wire_dtype)
         return full

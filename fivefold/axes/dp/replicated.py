@@ -174,7 +174,8 @@ def _family(
     wire_dtype: torch.dtype,
     compress: MakeCompressor | None,
 ) -> Family:
-    buckets = make_buckets(named, bucket_bytes)
+    # Nothing travels from a rank alone: small gradients go where activations have just been freed.
+    buckets = make_buckets(named, bucket_bytes if groups.data is not None else 1)
     if scatter and groups.shard is not None:
         return Family(groups, buckets, ScatterReducer(buckets, groups, wire_dtype))
     return Family(groups, buckets, AllReducer(buckets, groups, wire_dtype, compress))

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fivefold.kernels.linear import is_blas, linear
-from fivefold.kernels.multiply import multiply
+from fivefold.kernels.linear import bias_gradient, linear, weight_gradient
 from fivefold.model.projection import Projection
 
 Operands = tuple[Tensor, Tensor]  # input [..., I] and gradient of the output [..., O]
@@ -44,6 +43,8 @@ class WeightGradients:
         for projection in self._projections:
             # On the instance, so that hooks around the call stay where they are.
             projection.forward = partial(_forward, self, projection)  # type: ignore[method-assign]
+            # One operand that is put aside is smaller than what it could be made from.
+            projection.remakes = False
 
     @contextmanager
     def postponing(self, microbatch: int) -> Iterator[None]:
@@ -64,20 +65,6 @@ class WeightGradients:
     def forget(self) -> None:
         """Drop what was put aside, after a batch that failed."""
         self._aside.clear()
-
-
-def weight_gradient(x: Tensor, grad: Tensor) -> Tensor:
-    """[O, I] from the input [..., I] and the gradient of the output [..., O], in its format."""
-    rows, inputs = grad.flatten(0, -2), x.flatten(0, -2)
-    if is_blas(x):
-        return rows.mT @ inputs
-    return multiply(rows.mT, inputs)
-
-
-def bias_gradient(grad: Tensor) -> Tensor:
-    """[O] from the gradient of the output [..., O]."""
-    wide = torch.promote_types(grad.dtype, torch.float32)
-    return grad.flatten(0, -2).sum(0, dtype=wide).to(grad.dtype)
 
 
 def _accumulate(parameter: Tensor, gradients: list[Tensor]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 # N tokens, D hidden, H query heads, K key/value heads, E head_dim, G dims of a value, P turning dims
 from fivefold.model.config import MLAConfig
 from fivefold.plan.memory.context import context_attention
-from fivefold.plan.memory.pieces import enter, leave, linear, norm
+from fivefold.plan.memory.pieces import again_from, enter, leave, linear, norm
 from fivefold.plan.memory.place import WIDE, Place
 from fivefold.plan.memory.tape import Tape, Value
 
@@ -96,6 +96,7 @@ def _latent(tape: Tape, place: Place, mla: MLAConfig, hidden: Value, entered: Va
         "norms", rows * mla.key_value_rank * element, [(latents, rows * width * element)],
         saves=[latents.storage], extra=rows * WIDE, weights=(mla.key_value_rank * element,),
     )  # fmt: skip
+    again_from(place, normed, latents)
     unfolded_width = heads * (mla.nope_dim + mla.value_dim)
     unfolded = linear(tape, place, NAME, normed, rows, mla.key_value_rank, unfolded_width)
     tape.free(normed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -199,7 +199,12 @@ def _fullest(
 ) -> tuple[Bytes, str]:
     """What lives at the fullest moment beside the state, and which moment that is."""
     split = any(moment.kind in "IW" for moment in flight.moments)
-    stages = [stage(place, span, fixed.gathering, split, again) for span in spans]
+    plain = replace(place, remakes=False)  # what is put aside is kept as it is
+    aside = {moment.stage for moment in flight.moments if moment.kind in "IW"}
+    stages = [
+        stage(plain if index in aside else place, span, fixed.gathering, split, again)
+        for index, span in enumerate(spans)
+    ]
     # What comes is taken over by the action that waits for it.
     sizes = [_Sizes.of(s) for s in stages]
     moment = max(flight.moments, key=lambda m: _size(sizes, m) + m.sent * place.hidden)

@@ -10,10 +10,17 @@ from fivefold.plan.memory.tape import Tape, Value
 def norm(tape: Tape, place: Place, x: Value, rows: int, width: int) -> Value:
     """Keeps its input and a number a row (two with LayerNorm)."""
     size, numbers = rows * width * place.element, 2 if place.shape.norm_bias else 1
-    return tape.op(
+    found = tape.op(
         "norms", size, [(x, size)], saves=[x.storage], extra=rows * numbers * WIDE,
         weights=(width * place.element,) * numbers,
     )  # fmt: skip
+    return again_from(place, found, x)
+
+
+def again_from(place: Place, normed: Value, x: Value) -> Value:
+    """A norm's result, which backward makes again from `x`."""
+    normed.made_from = x.storage if place.remakes else None
+    return normed
 
 
 def linear(
@@ -31,13 +38,36 @@ def linear(
     """A product; it keeps its operand, or what that was gathered from and is gathered from again."""
     element = place.element
     again = entered is not None and not place.software.keeps_gathered
-    kept = entered if again and entered is not None else x
+    kept = (entered if again and entered is not None else x).storage
+    operand = rows * inputs * element
     return tape.op(
-        name, rows * outputs * element, [(x, rows * inputs * element)],
-        saves=[kept.storage],
+        name, rows * outputs * element, [(x, operand)],
+        saves=[x.made_from or kept],
         weights=(outputs * inputs * element, outputs * element)[: 2 if bias else 1],
-        temporary=(rows * inputs * element,) if again else (),
-        product=True, operand=kept.storage,
+        temporary=(operand,) if again else (), remade=operand if x.made_from else 0,
+        product=True, operand=kept,
+    )  # fmt: skip
+
+
+def gated_linear(
+    tape: Tape,
+    place: Place,
+    name: str,
+    halves: list[Value],
+    rows: int,
+    inputs: int,
+    outputs: int,
+    *,
+    bias: bool,
+) -> Value:
+    """A product of what gate and up make; it keeps them, and makes its operand again."""
+    element = place.element
+    operand = rows * inputs * element
+    return tape.op(
+        name, rows * outputs * element, [(half, operand) for half in halves],
+        saves=[half.storage for half in halves],
+        weights=(outputs * inputs * element, outputs * element)[: 2 if bias else 1],
+        remade=operand, between=operand, product=True,
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ class Place:
     """One rank of a layout and one micro-batch.
 
     element: bytes of one element of the compute format. length: tokens of a row here. tensor: ways
-    that divide a sequence between blocks.
+    that divide a sequence between blocks. remakes: see `Software`.
     """
 
     shape: ModelShape
@@ -36,6 +36,7 @@ class Place:
     ulysses: int
     ring: str
     ep: int
+    remakes: bool
 
     @classmethod
     def of(
@@ -48,6 +49,7 @@ class Place:
             strategy.micro_batch, context_length(training.sequence, layout), training.sequence,
             layout.tp, layout.tp if layout.sequence_parallel else 1,
             layout.cp, layout.ulysses, layout.cp_kind, layout.ep,
+            software.remakes and strategy.recompute == "none",
         )  # fmt: skip
 
     @property

@@ -32,10 +32,14 @@ class Storage:
 
 @dataclass(eq=False)
 class Value:
-    """A result: where it lies, and the gradient that has reached it so far."""
+    """A result: where it lies, and the gradient that has reached it so far.
+
+    made_from: what a product of it keeps instead, where backward makes it again.
+    """
 
     storage: Storage
     grad: Storage | None = None
+    made_from: Storage | None = None
 
 
 @dataclass
@@ -43,7 +47,8 @@ class Node:
     """One operator to be differentiated.
 
     inputs: (value, bytes of its gradient; None: the incoming one, or a view of it). `weights`: bytes
-    of the gradients of parameters; `temporary`: bytes that backward needs while it runs.
+    of the gradients of parameters; `temporary`: bytes that backward needs while it runs; `remade`:
+    the same, for the gradients of parameters, which come first; `between`: for the others.
     """
 
     output: Value
@@ -51,6 +56,8 @@ class Node:
     saved: list[Storage] = field(default_factory=list)
     weights: tuple[int, ...] = ()
     temporary: tuple[int, ...] = ()
+    remade: int = 0
+    between: int = 0
     operand: Storage | None = None  # of a product whose weight's gradient may be put aside
     act: Callable[[], None] | None = None  # what hooks do before it
 
@@ -132,6 +139,8 @@ class Tape:
         extra_name: str = "statistics",
         weights: tuple[int, ...] = (),
         temporary: tuple[int, ...] = (),
+        remade: int = 0,
+        between: int = 0,
         product: bool = False,
         operand: Storage | None = None,
     ) -> Value:
@@ -157,14 +166,16 @@ class Tape:
                 saved.append(self.hold(storage))
             if more is not None:
                 saved.append(self.hold(more))
-            self.nodes.append(Node(value, list(inputs), saved, weights, temporary, operand))
+            self.nodes.append(
+                Node(value, list(inputs), saved, weights, temporary, remade, between, operand)
+            )
         if more is not None:
             self.drop(more)
         return value
 
     def view(self, value: Value, then: Callable[[], None] | None = None) -> Value:
         """The same storage once more; `then` is done when its gradient comes."""
-        result = Value(self.hold(value.storage))
+        result = Value(self.hold(value.storage), made_from=value.made_from)
         if self.grad:
             self.nodes.append(Node(result, [(value, None)], act=then))
         return result
@@ -260,6 +271,9 @@ class Tape:
             return
         for size in node.temporary:
             self._change(GRADIENTS, size)
+        self._change(GRADIENTS, node.remade)
+        weights = self._weights(node, incoming)
+        self._change(GRADIENTS, node.between - node.remade)
         found = [
             (
                 value,
@@ -267,8 +281,7 @@ class Tape:
             )
             for value, size in node.inputs
         ]
-        weights = self._weights(node, incoming)
-        for size in node.temporary:
+        for size in (*node.temporary, node.between):
             self._change(GRADIENTS, -size)
         self.drop(incoming, *node.saved)
         for value, gradient in found:

@@ -89,7 +89,8 @@ def test_recomputed_in_backward(dtype: torch.dtype, kept: str) -> None:
             assert_same_bits(results(wrapped, inputs(dtype)), expected)
     # Once in forward, and in backward once more unless it was kept.
     assert seen.counts["fivefold::flash_attention"] == (1 if kept == "attention" else 2)
-    assert seen.counts["fivefold::rms_norm"] == (1 if kept == "products" else 2)
+    # This one again for the weight behind it, whose product does not keep its operand.
+    assert seen.counts["fivefold::rms_norm"] == (2 if kept == "products" else 3)
     assert seen.counts["fivefold::linear_cross_entropy"] == 2
 
 

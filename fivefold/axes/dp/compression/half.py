@@ -20,22 +20,22 @@ class Half:
     overflow. A gradient with an infinity or a NaN anywhere comes out as NaN.
     """
 
-    def __init__(self, bucket: Bucket, flat: Tensor, group: dist.ProcessGroup) -> None:
-        self._flat, self._group = flat, group
+    def __init__(self, bucket: Bucket, group: dist.ProcessGroup) -> None:
+        self._group = group
         self._ranks = dist.get_world_size(group)
 
-    def reduce(self) -> Rounds:
+    def reduce(self, flat: Tensor) -> Rounds:
         """Two rounds: the largest element, the gradient."""
-        largest = self._flat.abs().amax()
+        largest = flat.abs().amax()
         # A maximum may drop a NaN, which an infinity does not let it.
         largest = torch.where(largest.isfinite(), largest, torch.inf)
         yield [dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group, async_op=True)]
         room = (LARGEST / (self._ranks * largest)).clamp(2.0**-100, 2.0**100)
         # A rank's element rounds up by 2^-11 at most: half of the room is more than enough.
         scale = torch.where(largest.isfinite(), (room.log2().floor() - 1).exp2(), torch.nan)
-        rounded = (self._flat * scale).half()
+        rounded = (flat * scale).half()
         yield [dist.all_reduce(rounded, group=self._group, async_op=True)]
-        self._flat.copy_(rounded).div_(scale)
+        flat.copy_(rounded).div_(scale)
 
     def state(self) -> dict[str, Tensor]:
         """Nothing is carried over: what is rounded away is lost."""

@@ -43,53 +43,57 @@ class PowerSGD:
     nothing was lost.
     """
 
-    def __init__(
-        self, bucket: Bucket, flat: Tensor, group: dist.ProcessGroup, *, rank: int
-    ) -> None:
+    def __init__(self, bucket: Bucket, group: dist.ProcessGroup, *, rank: int) -> None:
         self._group = group
-        named = dict(zip(bucket.names, bucket.views(flat), strict=True))
-        self._matrices = {n: g for n, g in named.items() if is_worth(g.shape, rank)}
-        self._plain = [g for n, g in named.items() if n not in self._matrices]
-        self._memory = {n: torch.zeros_like(g) for n, g in self._matrices.items()}
-        shapes = [matrix.shape for matrix in self._matrices.values()]
+        self._bucket = bucket
+        shapes = [p.shape for p in bucket.parameters if is_worth(p.shape, rank)]
+        names = [
+            n
+            for n, p in zip(bucket.names, bucket.parameters, strict=True)
+            if is_worth(p.shape, rank)
+        ]
+        self._memory = {
+            n: bucket.zeros(shape.numel()).view(shape)
+            for n, shape in zip(names, shapes, strict=True)
+        }
         # All factors of a bucket lie in two buffers: one message each.
-        self._left = flat.new_empty(sum(math.prod(s[:-1]) * rank for s in shapes))
-        self._right = flat.new_empty(sum(s.numel() // s[-2] * rank for s in shapes))
+        self._left = bucket.zeros(sum(math.prod(s[:-1]) * rank for s in shapes))
+        self._right = bucket.zeros(sum(s.numel() // s[-2] * rank for s in shapes))
         self._lefts = _views(self._left, [(*s[:-1], rank) for s in shapes])
         self._rights = _views(self._right, [(*s[:-2], s[-1], rank) for s in shapes])
-        for name, right in zip(self._matrices, self._rights, strict=True):
+        for name, right in zip(self._memory, self._rights, strict=True):
             right.copy_(_first(name, right.shape))
 
-    def reduce(self) -> Rounds:
+    def reduce(self, flat: Tensor) -> Rounds:
         """Two rounds: left factors and what is not compressed; right factors."""
-        for name, matrix in self._matrices.items():
-            matrix += self._memory[name]
-        for matrix, left, right in self._each():
+        named = dict(zip(self._bucket.names, self._bucket.views(flat), strict=True))
+        gradients = [g for name, g in named.items() if name not in self._memory]
+        matrices = [named[name] for name in self._memory]
+        each = list(zip(matrices, self._lefts, self._rights, strict=True))
+        for matrix, memory in zip(matrices, self._memory.values(), strict=True):
+            matrix += memory
+        for matrix, left, right in each:
             torch.matmul(matrix, right, out=left)
-        plain = torch.cat([g.reshape(-1) for g in self._plain]) if self._plain else self._left[:0]
+        plain = torch.cat([g.reshape(-1) for g in gradients]) if gradients else self._left[:0]
         yield [self._sum(message) for message in (self._left, plain) if message.numel()]
-        for gradient, part in zip(
-            self._plain, plain.split([g.numel() for g in self._plain]), strict=True
-        ):
+        parts = plain.split([g.numel() for g in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
-        if not self._matrices:
+        if not matrices:
             return
-        for memory, (matrix, left, right) in zip(self._memory.values(), self._each(), strict=True):
+        for memory, (matrix, left, right) in zip(self._memory.values(), each, strict=True):
             left.copy_(torch.linalg.qr(left).Q)
             torch.matmul(matrix.mT, left, out=right)
             torch.sub(matrix, left @ right.mT, out=memory)
         yield [self._sum(self._right)]
-        for matrix, left, right in self._each():
+        for matrix, left, right in each:
             torch.matmul(left, right.mT, out=matrix)
 
     def state(self) -> dict[str, Tensor]:
         """Memories, and the factors that the next step starts from."""
         memories = {f"memory/{name}": memory for name, memory in self._memory.items()}
-        factors = zip(self._matrices, self._rights, strict=True)
+        factors = zip(self._memory, self._rights, strict=True)
         return memories | {f"right/{name}": right for name, right in factors}
-
-    def _each(self) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
-        return list(zip(self._matrices.values(), self._lefts, self._rights, strict=True))
 
     def _sum(self, message: Tensor) -> dist.Work:
         return dist.all_reduce(message, group=self._group, async_op=True)

@@ -15,10 +15,10 @@ Rounds = Iterator[list[dist.Work]]
 
 
 class Compressor(Protocol):
-    """Of one bucket, for the length of a run; knows the bucket's flat gradient and the group."""
+    """Of one bucket and a group of ranks, for the length of a run."""
 
-    def reduce(self) -> Rounds:
-        """Sum the flat gradient over the group, in place, in rounds of communication.
+    def reduce(self, flat: Tensor) -> Rounds:
+        """Sum the bucket's flat gradient over the group, in place, in rounds of communication.
 
         A round ends where results are needed: other buckets' rounds and backward go on
         meanwhile. Every rank has equally many rounds, so that ranks agree on the order of
@@ -34,4 +34,4 @@ class Compressor(Protocol):
         ...
 
 
-MakeCompressor = Callable[[Bucket, Tensor, dist.ProcessGroup], Compressor]
+MakeCompressor = Callable[[Bucket, dist.ProcessGroup], Compressor]

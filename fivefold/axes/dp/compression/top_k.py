@@ -26,19 +26,17 @@ class TopK:
     correction of deep gradient compression is for SGD: AdamW's moments are of what arrives.
     """
 
-    def __init__(
-        self, bucket: Bucket, flat: Tensor, group: dist.ProcessGroup, *, ratio: float
-    ) -> None:
-        self._flat, self._group = flat, group
+    def __init__(self, bucket: Bucket, group: dist.ProcessGroup, *, ratio: float) -> None:
+        self._group = group
         self._ranks = dist.get_world_size(group)
-        self._count = max(1, round(ratio * flat.numel()))
-        self._memory = torch.zeros_like(flat)
+        self._count = max(1, round(ratio * bucket.numel))
+        self._memory = bucket.zeros()
         self._name = bucket.names[0]
 
-    def reduce(self) -> Rounds:
+    def reduce(self, flat: Tensor) -> Rounds:
         """One round: everybody's places and values."""
-        whole, count = PLACES[self._flat.dtype], self._count
-        self._memory += self._flat
+        whole, count = PLACES[flat.dtype], self._count
+        self._memory += flat
         places = self._memory.abs().topk(count, sorted=False).indices
         message = torch.cat((self._memory[places].view(whole), places.to(whole)))
         self._memory.index_fill_(0, places, 0.0)
@@ -46,8 +44,8 @@ class TopK:
         yield [dist.all_gather_single(everyone, message, group=self._group, async_op=True)]
         values, places = everyone.view(self._ranks, 2, count).unbind(1)
         # In the order of ranks, so that all ranks add alike.
-        self._flat.zero_()
-        self._flat.index_add_(0, places.flatten(), values.flatten().view(self._flat.dtype))
+        flat.zero_()
+        flat.index_add_(0, places.flatten(), values.flatten().view(flat.dtype))
 
     def state(self) -> dict[str, Tensor]:
         """The memory, under the name of the bucket's first parameter."""

@@ -16,23 +16,22 @@ class Warmup:
     def __init__(
         self,
         bucket: Bucket,
-        flat: Tensor,
         group: dist.ProcessGroup,
         *,
         steps: int,
         first: MakeCompressor,
         then: MakeCompressor,
     ) -> None:
-        self._first, self._then = first(bucket, flat, group), then(bucket, flat, group)
+        self._first, self._then = first(bucket, group), then(bucket, group)
         self._steps = steps
         self._done = torch.zeros((), dtype=torch.int64)
         self._name = bucket.names[0]
 
-    def reduce(self) -> Rounds:
+    def reduce(self, flat: Tensor) -> Rounds:
         """As the one whose turn it is."""
         warm = int(self._done) >= self._steps
         self._done += 1
-        yield from (self._then if warm else self._first).reduce()
+        yield from (self._then if warm else self._first).reduce(flat)
 
     def state(self) -> dict[str, Tensor]:
         """The count of steps, and what both carry over."""

@@ -16,19 +16,17 @@ class Wire:
     bf16 has fp32's range, so nothing overflows; each addition on the way rounds to 8 bits.
     """
 
-    def __init__(
-        self, bucket: Bucket, flat: Tensor, group: dist.ProcessGroup, *, dtype: torch.dtype
-    ) -> None:
-        self._flat, self._group, self._dtype = flat, group, dtype
+    def __init__(self, bucket: Bucket, group: dist.ProcessGroup, *, dtype: torch.dtype) -> None:
+        self._group, self._dtype = group, dtype
 
-    def reduce(self) -> Rounds:
+    def reduce(self, flat: Tensor) -> Rounds:
         """One round."""
-        if self._dtype.itemsize >= self._flat.dtype.itemsize:
-            yield [dist.all_reduce(self._flat, group=self._group, async_op=True)]
+        if self._dtype.itemsize >= flat.dtype.itemsize:
+            yield [dist.all_reduce(flat, group=self._group, async_op=True)]
             return
-        rounded = self._flat.to(self._dtype)
+        rounded = flat.to(self._dtype)
         yield [dist.all_reduce(rounded, group=self._group, async_op=True)]
-        self._flat.copy_(rounded)
+        flat.copy_(rounded)
 
     def state(self) -> dict[str, Tensor]:
         """Nothing is carried over: what is rounded away is lost."""

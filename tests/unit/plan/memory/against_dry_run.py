@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -14,7 +15,8 @@ from fivefold.engines.train.dry_run.run import dry_run, one_of_each_stage
 from fivefold.engines.train.run import check_run
 from fivefold.plan.memory.ledger import Ledger, ledger
 from fivefold.plan.shape import ModelShape
-from fivefold.plan.workload import Software, Strategy, Training
+from fivefold.plan.software import FIVEFOLD
+from fivefold.plan.workload import Strategy, Training
 
 DENSE = {
     "model_type": "llama", "vocab_size": 512, "hidden_size": 128, "intermediate_size": 352,
@@ -102,5 +104,5 @@ def plan(config: RunConfig) -> tuple[Ledger, ...]:
         ModelShape("model", check_run(config)),
         Training(config.data.sequence_length, train.global_batch, compute=config.precision.dtype),
         Strategy(config.layout, train.micro_batch, train.recompute),
-        Software("fivefold", chunk=train.loss_chunk),
+        replace(FIVEFOLD, chunk=train.loss_chunk),
     )
