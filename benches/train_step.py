@@ -7,6 +7,8 @@
 
 Each round times one step of each side (forward, backward, clip, AdamW); the order alternates.
 transformers and torchtitan (where it is installed) run bf16 with fp32 parameters under autocast.
+Before each step the machine's fp32 GEMM rate is measured for a second: "of peak" is a share of the best
+rate that this machine ever showed, "of now" of the median of those, which a shared machine falls to.
 Peak memory is measured in a process of its own per side, as the kernel counts it.
 """
 
@@ -105,6 +107,16 @@ def _tokens(arguments: argparse.Namespace) -> torch.Tensor:
     return torch.randint(0, SHAPE["vocab_size"], shape, generator=generator)
 
 
+def _gemm_rate(seconds: float = 1.0) -> float:
+    """FLOP/s of fp32 products of 2048 x 2048 matrices in the time that is given."""
+    a, b = torch.ones(2, 2048, 2048).unbind()
+    out, calls, started = torch.empty_like(a), 0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        torch.mm(a, b, out=out)
+        calls += 1
+    return calls * 2 * 2048**3 / (time.perf_counter() - started)
+
+
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     from fivefold.core.config import RunConfig  # noqa: F401  (fail early when not installed)
     from fivefold.engines.train.recorder import decoder_shape
@@ -128,18 +140,22 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     steps = {side: build(arguments.dtype, _tokens(arguments)) for side, build in SIDES.items()
              if side in chosen}  # fmt: skip
     seconds: dict[str, list[float]] = {side: [] for side in chosen}
+    rates: list[float] = []
     for index in range(arguments.rounds + 1):
         for side in chosen if index % 2 else chosen[::-1]:
+            rates.append(_gemm_rate())
             started = time.perf_counter()
             steps[side]()
             if index:  # the first round warms up
                 seconds[side].append(time.perf_counter() - started)
+    now = statistics.median(rates)
     rows = {
         side: {
             "seconds": statistics.median(times),
             "spread": [min(times), max(times)],
             "tokens_per_second": count / statistics.median(times),
             "share_of_peak": count * flops / statistics.median(times) / peak.flops_per_second,
+            "share_of_now": count * flops / statistics.median(times) / now,
             "peak_gib": memory[side] / 2**30,
         }
         for side, times in seconds.items()
@@ -154,6 +170,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "what": f"SmolLM2-135M sizes, {arguments.batch} x {arguments.sequence}, {arguments.dtype}",
         "threads": arguments.threads,
         "gemm_peak_gflops": peak.flops_per_second / 1e9,
+        "gemm_now_gflops": now / 1e9,
         "bandwidth_gb_per_s": measured_bandwidth().bytes_per_second / 1e9,
         "sides": rows,
         "ratios": ratios,
@@ -187,11 +204,12 @@ def main() -> None:
         print(json.dumps(found, indent=2))
         return
     print(f"{found['what']}, {found['threads']} threads; GEMM peak {found['gemm_peak_gflops']:.0f}"
-          f" GFLOP/s, memory {found['bandwidth_gb_per_s']:.1f} GB/s")  # fmt: skip
+          f" GFLOP/s, now {found['gemm_now_gflops']:.0f}, memory {found['bandwidth_gb_per_s']:.1f} GB/s")  # fmt: skip
     for side, row in found["sides"].items():
         low, high = row["spread"]
         print(f"  {side:<13} {row['tokens_per_second']:8.1f} tok/s   {row['seconds']:.2f} s "
-              f"({low:.2f}-{high:.2f})   {row['share_of_peak']:.0%} of peak   "
+              f"({low:.2f}-{high:.2f})   {row['share_of_peak']:.0%} of peak, "
+              f"{row['share_of_now']:.0%} of now   "
               f"{row['peak_gib']:.2f} GiB")  # fmt: skip
     for side, ratio in found["ratios"].items():
         print(f"  ratio of medians: {ratio:.2f}x {side}")
