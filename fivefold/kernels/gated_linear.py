@@ -67,3 +67,4 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 operator.differentiate("gated_linear", _differentiate, _keep)
+operator.count_as_product("gated_linear")

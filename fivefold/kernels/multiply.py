@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fivefold.kernels import dispatch
 from fivefold.kernels.cpu.gemm import gemm
-from fivefold.kernels.operator import define, differentiate
+from fivefold.kernels.operator import count_as_product, define, differentiate
 
 # Rows that a block of the fallback has, padded with zeros: few, since one token pays for them all.
 BLOCK_ROWS = 16
@@ -84,3 +84,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 MULTIPLY = define("multiply(Tensor a, Tensor b, Tensor? bias) -> Tensor", _compute, _shape)
 differentiate("multiply", _backward, _save)
+count_as_product("multiply")

@@ -88,3 +88,4 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 operator.differentiate("normed_linear", _differentiate, _keep)
+operator.count_as_product("normed_linear")

@@ -6,10 +6,12 @@ torch.compile, with shapes known without computing. What computes is asked of `d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
 NAMESPACE = "fivefold"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -34,3 +36,11 @@ def differentiate(
     torch.library.register_autograd(
         f"{NAMESPACE}::{name}", backward, setup_context=setup_context, lib=_library
     )
+
+
+def count_as_product(name: str) -> None:
+    """Tell torch's counter of FLOPs that the operator multiplies, over its first argument's last dim."""
+
+    @register_flop_formula(getattr(getattr(torch.ops, NAMESPACE), name))
+    def flops(first: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
+        return 2 * math.prod(out_shape) * first[-1]
