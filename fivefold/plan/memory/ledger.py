@@ -198,11 +198,10 @@ def _fullest(
     again: bool,
 ) -> tuple[Bytes, str]:
     """What lives at the fullest moment beside the state, and which moment that is."""
-    split = any(moment.kind in "IW" for moment in flight.moments)
+    split = {moment.stage for moment in flight.moments if moment.kind in "IW"}
     plain = replace(place, remakes=False)  # what is put aside is kept as it is
-    aside = {moment.stage for moment in flight.moments if moment.kind in "IW"}
     stages = [
-        stage(plain if index in aside else place, span, fixed.gathering, split, again)
+        stage(plain if index in split else place, span, fixed.gathering, bool(split), again)
         for index, span in enumerate(spans)
     ]
     # What comes is taken over by the action that waits for it.

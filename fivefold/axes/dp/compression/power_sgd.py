@@ -46,16 +46,10 @@ class PowerSGD:
     def __init__(self, bucket: Bucket, group: dist.ProcessGroup, *, rank: int) -> None:
         self._group = group
         self._bucket = bucket
-        shapes = [p.shape for p in bucket.parameters if is_worth(p.shape, rank)]
-        names = [
-            n
-            for n, p in zip(bucket.names, bucket.parameters, strict=True)
-            if is_worth(p.shape, rank)
-        ]
-        self._memory = {
-            n: bucket.zeros(shape.numel()).view(shape)
-            for n, shape in zip(names, shapes, strict=True)
-        }
+        named = zip(bucket.names, bucket.parameters, strict=True)
+        matrices = {name: p.shape for name, p in named if is_worth(p.shape, rank)}
+        self._memory = {n: bucket.zeros(s.numel()).view(s) for n, s in matrices.items()}
+        shapes = list(matrices.values())
         # All factors of a bucket lie in two buffers: one message each.
         self._left = bucket.zeros(sum(math.prod(s[:-1]) * rank for s in shapes))
         self._right = bucket.zeros(sum(s.numel() // s[-2] * rank for s in shapes))
