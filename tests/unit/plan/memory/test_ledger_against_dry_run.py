@@ -13,7 +13,7 @@ from tests.dist.dry_run_cases import real, values
 from tests.dist.harness import Workers
 from tests.unit.plan.memory.against_dry_run import pairs, plan
 
-TOLERANCE = 0.05  # of the peak. Seen: 4 % at most, a tenth of a percent mostly
+TOLERANCE = 0.05  # of the peak. Seen: 4.5 % at most, a tenth of a percent mostly
 SLOW = pytest.mark.slow
 CASES: list[Any] = [
     ("dense", "", {"recompute": "selective", "dtype": "fp32"}),
