@@ -29,7 +29,8 @@ SHAPE = {
     "max_position_embeddings": 128,
     "tie_word_embeddings": True,
 }
-# The peak, and what is held, over what there was with everything imported and warmed up.
+# The peak, and what is held, over what there was with everything imported and warmed up. A fork
+# begins without the libraries' pages, so that each warms up by loading a small model stored alike.
 PROGRAM = """
 import json, os, sys, torch
 from fivefold.weights.open import load_decoder, open_source
@@ -37,14 +38,19 @@ from fivefold.weights.open import load_decoder, open_source
 def kilobytes(key):
     return int(next(l for l in open("/proc/self/status") if l.startswith(key)).split()[1])
 
-def measure(path, dtype):
-    open_source(path)
-    open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
-    before = kilobytes("VmRSS")
+def load(path, dtype):
     decoder = load_decoder(path, dtype)
     total = sum(p.double().sum().item() for p in decoder.parameters() if p.ndim < 2)
     for p in decoder.parameters():
         p.view(-1)[:: 512].abs().max()  # touches every page
+    return decoder
+
+def measure(path, dtype):
+    load(path.replace("/large/", "/small/"), dtype)
+    open_source(path)
+    open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
+    before = kilobytes("VmRSS")
+    decoder = load(path, dtype)
     held = kilobytes("VmRSS")  # before the peak: reading takes a page itself
     return {
         "peak": (kilobytes("VmHWM") - before) / 1024,
@@ -57,10 +63,10 @@ def measure(path, dtype):
 folder = sys.argv[1]
 torch.set_num_threads(1)  # forks need a parent without a pool of threads
 for stored, dtype in json.loads(sys.argv[2]):
-    load_decoder(f"{folder}/small", getattr(torch, dtype))
+    load(f"{folder}/small/{stored}", getattr(torch, dtype))
 for stored, dtype in json.loads(sys.argv[2]):
     if os.fork() == 0:
-        print(json.dumps([stored, dtype, measure(f"{folder}/{stored}", getattr(torch, dtype))]))
+        print(json.dumps([stored, dtype, measure(f"{folder}/large/{stored}", getattr(torch, dtype))]))
         sys.stdout.flush()
         os._exit(0)
     os.wait()
@@ -81,7 +87,15 @@ SLACK = 16.0
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("memory")
-    config = parse_config(SHAPE)
+    write_all_forms(folder / "large", SHAPE)
+    write_all_forms(
+        folder / "small", SHAPE | {"num_hidden_layers": 1, "hidden_size": 64, "head_dim": 8}
+    )
+    return folder
+
+
+def write_all_forms(folder: Path, shape: dict[str, Any]) -> None:
+    config = parse_config(shape)
     decoder = Decoder(config)
     with torch.no_grad():
         for parameter in decoder.parameters():
@@ -91,9 +105,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = {name: decoder.get_parameter(ours) for ours, name in weight_names(config).items()}
     write_gguf(folder / "f16.gguf", export_config(config), state, type=Type.F16)
     write_gguf(folder / "q8.gguf", export_config(config), state, type=Type.Q8_0)
-    small = parse_config(SHAPE | {"num_hidden_layers": 1, "hidden_size": 64, "head_dim": 8})
-    save_huggingface(folder / "small", Decoder(small), small, dtype=torch.bfloat16)
-    return folder
 
 
 @pytest.fixture(scope="module")
