@@ -16,7 +16,16 @@ from torch import Tensor
 
 from fivefold.kernels import dispatch, operator
 from fivefold.kernels.cpu import cross_entropy as native
-from fivefold.kernels.head import IGNORE, ChunkedHead, Wants, check, results, wide
+from fivefold.kernels.head import (
+    IGNORE,
+    ChunkedHead,
+    Wants,
+    check,
+    results,
+    scaled,
+    weight_gradient,
+    wide,
+)
 
 
 def linear_cross_entropy(
@@ -74,7 +83,7 @@ def _forward(
     wants_hidden: bool,
     wants_weight: bool,
 ) -> tuple[Tensor, ...]:
-    """(loss, gradient of hidden, of weight, workspace); gradients that are not wanted are empty."""
+    """(loss, gradient of hidden, sums, room) as `head.results`: where the weight's gradient is."""
     check(hidden, weight, labels, chunk)
     wants = Wants(wants_hidden, wants_weight)
     made = results(hidden, weight, chunk, wants)
@@ -157,11 +166,12 @@ _linear_cross_entropy = operator.define(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, grad_hidden, sums, room = output
     *_, ctx.wants_hidden, ctx.wants_weight = inputs
-    _, grad_hidden, grad_weight, workspace = output
-    ctx.mark_non_differentiable(grad_hidden, grad_weight, workspace)
+    ctx.mark_non_differentiable(grad_hidden, sums, room)
     ctx.set_materialize_grads(False)  # of what nobody differentiates, as large as the weight
-    ctx.save_for_backward(grad_hidden, grad_weight)
+    kept = weight_gradient(inputs[1], sums, room) if ctx.wants_weight else sums
+    ctx.save_for_backward(grad_hidden, kept)
 
 
 def _differentiate(ctx: Any, scale: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -170,8 +180,8 @@ def _differentiate(ctx: Any, scale: Tensor | None, *_: Any) -> tuple[Tensor | No
     if scale is None:
         return None, None, *rest
     return (
-        grad_hidden * scale if ctx.wants_hidden else None,
-        grad_weight * scale if ctx.wants_weight else None,
+        scaled(grad_hidden, scale) if ctx.wants_hidden else None,
+        scaled(grad_weight, scale) if ctx.wants_weight else None,
         *rest,
     )
 

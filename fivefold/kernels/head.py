@@ -1,8 +1,9 @@
 """The products of a linear head and of its gradients, a chunk of tokens at a time.
 
-Logits live in one buffer of `chunk` rows, which takes each chunk in turn and is overwritten by its
-slopes. What forward needs beside its results is one tensor, `workspace`: the operators here return
-it, so that whoever counts memory by operators' results (the dry run does) sees it too.
+Logits live in one buffer of `chunk` rows, `room`, which takes each chunk in turn and is overwritten
+by its slopes. The weight's gradient is summed in `sums`; where the weight's format is narrower it is
+rounded into `room`, whose logits have been used by then. The operators here return both, so that
+whoever counts memory by operators' results (the dry run does) sees them too.
 
 Where a low format has no fast product of torch's own, and wherever the policy is deterministic, the
 products are `cpu/gemm.cpp`'s, each element summed in an order that no chunking changes.
@@ -56,14 +57,83 @@ def check(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> None:
 
 
 def results(hidden: Tensor, weight: Tensor, chunk: int, wants: Wants) -> tuple[Tensor, ...]:
-    """(gradient of hidden [N,D], of weight [V,D], workspace), uninitialised; unwanted ones empty."""
+    """(gradient of hidden [N,D], sums [V,D], room), uninitialised; unwanted ones empty."""
+    format = wide(hidden)
     rows = min(chunk, hidden.shape[0])
-    sums = weight.numel() if wants.weight and weight.dtype != wide(hidden) else 0
+    narrow = wants.weight and weight.dtype != format
+    rounded = weight.numel() * weight.itemsize if narrow else 0
+    words = max(rows * weight.shape[0], -(-rounded // format.itemsize))
     return (
         hidden.new_empty(hidden.shape if wants.hidden else 0),
-        weight.new_empty(weight.shape if wants.weight else 0),
-        hidden.new_empty(rows * weight.shape[0] + sums, dtype=wide(hidden)),
+        weight.new_empty(weight.shape if wants.weight else 0, dtype=format),
+        hidden.new_empty(words, dtype=format),
     )
+
+
+def weight_gradient(weight: Tensor, sums: Tensor, room: Tensor) -> Tensor:
+    """Where the gradient of the weight [V,D] is, in its format, once all chunks have been added."""
+    if weight.dtype == sums.dtype:
+        return sums
+    return room.view(weight.dtype)[: weight.numel()].view(weight.shape)
+
+
+def scaled(gradient: Tensor, scale: Tensor) -> Tensor:
+    """`gradient * scale` in backward: in its own memory, unless the graph is kept for a second one.
+
+    The weight's gradient is the largest tensor there is at the moment when most is held. A compiler
+    that traces both passes is told no more than the product: it reuses memory as it sees fit.
+    """
+    from torch._subclasses.functional_tensor import FunctionalTensor  # imports SymPy
+
+    kept = torch._C._autograd._get_current_graph_task_keep_graph()
+    if kept or isinstance(gradient, FunctionalTensor):
+        return gradient * scale
+    return gradient.mul_(scale)
+
+
+@dataclass(frozen=True)
+class HeadProducts:
+    """The three products of a head. weight: [V,D] in their operands' format; own: by `gemm`."""
+
+    weight: Tensor
+    own: bool
+
+    @classmethod
+    def of(cls, hidden: Tensor, weight: Tensor) -> HeadProducts:
+        """Those for `hidden` and `weight` of these formats on their device."""
+        format, own = _format(hidden, weight)
+        return cls(weight.to(format), own)
+
+    @property
+    def format(self) -> torch.dtype:
+        """Of the operands, slopes among them."""
+        return self.weight.dtype
+
+    def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
+        """[C,V], wide, into `out`."""
+        operand = hidden.to(self.format)
+        if self.own:
+            return gemm(operand, self.weight.mT, out=out)
+        if self.format == out.dtype:
+            return torch.mm(operand, self.weight.mT, out=out)
+        return out.copy_(operand @ self.weight.mT)
+
+    def hidden_gradient(self, slope: Tensor, out: Tensor) -> None:
+        """Slopes [C,V] times the weight, into `out` [C,D]."""
+        if self.own and out.dtype in (self.format, torch.float32):
+            gemm(slope, self.weight, out=out)
+        else:
+            out.copy_(gemm(slope, self.weight) if self.own else slope @ self.weight)
+
+    def add_weight_gradient(self, slope: Tensor, hidden: Tensor, sums: Tensor) -> None:
+        """Slopes [C,V], transposed, times hidden [C,D], added to `sums` [V,D]."""
+        operand = hidden.to(self.format)
+        if self.own:
+            gemm(slope.mT, operand, out=sums, accumulate=True)
+        elif self.format == sums.dtype:
+            sums.addmm_(slope.mT, operand)
+        else:
+            sums += slope.mT @ operand
 
 
 class ChunkedHead:
@@ -72,16 +142,16 @@ class ChunkedHead:
     def __init__(
         self, hidden: Tensor, weight: Tensor, chunk: int, wants: Wants, into: tuple[Tensor, ...]
     ) -> None:
-        self.grad_hidden, self.grad_weight, workspace = into
-        self._hidden, self._chunk, self._wants = hidden, chunk, wants
-        self.format, self._own = _format(hidden, weight)
-        self._weight = weight.to(self.format)
-        rows, words = min(chunk, hidden.shape[0]), weight.shape[0]
-        self._logits = workspace[: rows * words].view(rows, words)
-        rest = workspace[rows * words :]
-        self._sums = rest.view(weight.shape) if rest.numel() else self.grad_weight
-        if wants.weight:
-            self._sums.zero_()
+        self._grad_hidden, self._sums, self._room = into
+        self._hidden, self._weight, self._wants = hidden, weight, wants
+        self._products = HeadProducts.of(hidden, weight)
+        self._chunk = chunk
+        self._sums.zero_()
+
+    @property
+    def format(self) -> torch.dtype:
+        """Of the slopes that `add` takes."""
+        return self._products.format
 
     def chunks(self) -> Iterator[slice]:
         """Rows of each chunk."""
@@ -89,38 +159,22 @@ class ChunkedHead:
             yield slice(start, min(start + self._chunk, self._hidden.shape[0]))
 
     def logits(self, rows: slice) -> Tensor:
-        """[C,V], wide, in the buffer: valid until the next call."""
-        out = self._logits[: rows.stop - rows.start]
-        operand = self._hidden[rows].to(self.format)
-        if self._own:
-            return gemm(operand, self._weight.mT, out=out)
-        if self.format == out.dtype:
-            return torch.mm(operand, self._weight.mT, out=out)
-        return out.copy_(operand @ self._weight.mT)
+        """[C,V], wide, in the room: valid until the next call."""
+        shape = rows.stop - rows.start, self._weight.shape[0]
+        out = self._room[: shape[0] * shape[1]].view(shape)
+        return self._products.logits(self._hidden[rows], out)
 
     def add(self, rows: slice, slope: Tensor) -> None:
-        """Take the chunk's share of the gradients from its slopes [C,V] in the products' format."""
+        """Take the chunk's share of the gradients from its slopes [C,V]."""
         if self._wants.hidden:
-            if self._own and self.grad_hidden.dtype in (self.format, torch.float32):
-                gemm(slope, self._weight, out=self.grad_hidden[rows])
-            else:
-                self.grad_hidden[rows] = self._product(slope, self._weight)
+            self._products.hidden_gradient(slope, self._grad_hidden[rows])
         if self._wants.weight:
-            operand = self._hidden[rows].to(self.format)
-            if self._own:
-                gemm(slope.mT, operand, out=self._sums, accumulate=True)
-            elif self.format == self._sums.dtype:
-                self._sums.addmm_(slope.mT, operand)
-            else:
-                self._sums += slope.mT @ operand
+            self._products.add_weight_gradient(slope, self._hidden[rows], self._sums)
 
     def finish(self) -> None:
         """Round the weight's gradient into its format."""
-        if self._wants.weight and self._sums is not self.grad_weight:
-            self.grad_weight.copy_(self._sums)
-
-    def _product(self, a: Tensor, b: Tensor) -> Tensor:
-        return gemm(a, b) if self._own else a @ b
+        if self._wants.weight and self._weight.dtype != self._sums.dtype:
+            weight_gradient(self._weight, self._sums, self._room).copy_(self._sums)
 
 
 def _format(hidden: Tensor, weight: Tensor) -> tuple[torch.dtype, bool]:

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from fivefold.kernels import dispatch, operator
 from fivefold.kernels.cpu import cross_entropy as native
-from fivefold.kernels.head import IGNORE, ChunkedHead, Wants, check, results, wide
+from fivefold.kernels.head import (
+    IGNORE,
+    ChunkedHead,
+    Wants,
+    check,
+    results,
+    weight_gradient,
+    wide,
+)
 
 
 def linear_log_probs(
@@ -51,7 +59,7 @@ def linear_log_probs_reference(
 def _forward(
     hidden: Tensor, weight: Tensor, labels: Tensor, softcap: float | None, chunk: int
 ) -> tuple[Tensor, ...]:
-    """(log-probabilities, entropies, workspace)."""
+    """(log-probabilities, entropies, room)."""
     check(hidden, weight, labels, chunk)
     made = results(hidden, weight, chunk, Wants(False, False))
     head = ChunkedHead(hidden, weight, chunk, Wants(False, False), made)
@@ -72,7 +80,7 @@ def _backward(
     wants_hidden: bool,
     wants_weight: bool,
 ) -> tuple[Tensor, ...]:
-    """(gradient of hidden, of weight, workspace); gradients that are not wanted are empty."""
+    """(gradient of hidden, sums, room) as `head.results`: where the weight's gradient is."""
     wants = Wants(wants_hidden, wants_weight)
     made = results(hidden, weight, chunk, wants)
     head = ChunkedHead(hidden, weight, chunk, wants, made)
@@ -142,8 +150,8 @@ def _entropies(logs: Tensor) -> Tensor:
 def _shapes(
     hidden: Tensor, weight: Tensor, labels: Tensor, softcap: float | None, chunk: int
 ) -> tuple[Tensor, ...]:
-    workspace = results(hidden, weight, chunk, Wants(False, False))[2]
-    return *(workspace.new_empty(hidden.shape[0]) for _ in range(2)), workspace
+    room = results(hidden, weight, chunk, Wants(False, False))[2]
+    return *(room.new_empty(hidden.shape[0]) for _ in range(2)), room
 
 
 def _shapes_backward(
@@ -191,12 +199,16 @@ def _differentiate(
     if given is None:
         return (None,) * 5
     zeros = torch.zeros_like(given)
-    grad_hidden, grad_weight, _ = _linear_log_probs_backward(
+    grad_hidden, sums, room = _linear_log_probs_backward(
         zeros if of_log_probs is None else of_log_probs,
         zeros if of_entropies is None else of_entropies,
         hidden, weight, labels, ctx.softcap, ctx.chunk, *wants,
     )  # fmt: skip
-    return grad_hidden if wants[0] else None, grad_weight if wants[1] else None, None, None, None
+    return (
+        grad_hidden if wants[0] else None,
+        weight_gradient(weight, sums, room) if wants[1] else None,
+        None, None, None,
+    )  # fmt: skip
 
 
 operator.differentiate("linear_log_probs", _differentiate, _keep)

@@ -55,8 +55,9 @@ def test_a_dry_run_tells_what_ranks_hold_and_move(
     ranks = [0, 3] if "pp" in layout else [3]
     found = workers(4).run(real, given)
     for rank, dry in zip(ranks, workers(1).run(fake, given, ranks)[0], strict=True):
-        # Gloo's threads let go of a bucket some time after it was waited for.
-        assert_same(dry, found[rank], slack=PARAMETERS if "zero=2" in layout else 0)
+        # Gloo's threads let go of what was sent some time after it was waited for.
+        late = PARAMETERS if "zero=2" in layout else HIDDEN_STATES if "tp" in layout else 0
+        assert_same(dry, found[rank], slack=late)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 """Cross-entropy of a head whose rows are divided over the tensor axis: nobody holds all logits.
 
-As `kernels.cross_entropy`, by chunks of tokens and with the gradients computed in forward. What
-the softmax needs of the other ranks' part of the vocabulary are three numbers a token: the largest
-logit, the sum of exponentials, and the target's logit.
+As `kernels.cross_entropy`, by chunks of tokens and with the gradients computed in forward. The ranks
+meet twice in a chunk: for the largest logit, then for the sums of exponentials and the targets'.
 """
 
 from __future__ import annotations
@@ -14,8 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fivefold.kernels.cross_entropy import IGNORE
-from fivefold.kernels.dispatch import low_precision_gemm_is_native
+from fivefold.kernels.head import IGNORE, Wants, results, scaled, weight_gradient, wide
+from fivefold.kernels.head_part import (
+    CHOSEN,
+    LARGEST,
+    SUM,
+    head_part_gradients_,
+    head_part_sums_,
+)
 
 
 def vocabulary_cross_entropy(
@@ -34,12 +39,12 @@ def vocabulary_cross_entropy(
     hidden [N,D] whole on each rank, weight [V/T,D] the rows from `start` on, labels [N]. The
     gradient of `hidden` is this rank's partial sum.
     """
-    grad = torch.is_grad_enabled()
-    head = _Head(start, group, softcap, z_loss, chunk)
-    return _VocabularyCrossEntropy.apply(hidden, weight, labels, head, grad)
+    wants = torch.is_grad_enabled()
+    head = _DividedHead(start, group, softcap, z_loss, chunk, Wants(wants, wants))
+    return _VocabularyCrossEntropy.apply(hidden, weight, labels, head)
 
 
-class _Head:
+class _DividedHead:
     """What does not change from chunk to chunk."""
 
     def __init__(
@@ -49,68 +54,62 @@ class _Head:
         softcap: float | None,
         z_loss: float,
         chunk: int,
+        wants: Wants,
     ) -> None:
-        self.start, self.group = start, group
+        self.start, self.group, self.wants = start, group, wants
         self.softcap, self.z_loss, self.chunk = softcap, z_loss, chunk
 
-    def loss_and_slope(
-        self, hidden: Tensor, weight: Tensor, labels: Tensor, wide: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        """The chunk's loss sum, and its gradient by this rank's logits [C,V/T]."""
-        logits = (hidden @ weight.mT).to(wide)
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        targets = labels != IGNORE
+    def own(self, labels: Tensor, words: int) -> Tensor:
+        """Labels counted from this rank's first word; -100 where another rank has it, or nobody."""
         rows = labels - self.start
-        mine = targets & (rows >= 0) & (rows < weight.shape[0])
-        place = rows.masked_fill(~mine, 0).unsqueeze(-1)
-        largest = logits.amax(-1) if weight.shape[0] else logits.new_full(rows.shape, -torch.inf)
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
-        exponentials = (logits - largest.unsqueeze(-1)).exp()
-        sums = torch.stack((exponentials.sum(-1), self._at(logits, place, mine)))
-        dist.all_reduce(sums, group=self.group)
-        log_sum = sums[0].log() + largest
-        loss = ((log_sum - sums[1] + self.z_loss * log_sum.square()) * targets).sum()
-        factor = targets * (1.0 + 2.0 * self.z_loss * log_sum)
-        slope = exponentials * (factor / sums[0]).unsqueeze(-1)
-        if weight.shape[0]:
-            slope.scatter_add_(-1, place, -mine.to(wide).unsqueeze(-1))
-        if self.softcap is not None:
-            slope = slope * (1.0 - (logits / self.softcap).square())
-        return loss, slope
+        return torch.where((labels != IGNORE) & (rows >= 0) & (rows < words), rows, IGNORE)
 
-    def _at(self, logits: Tensor, place: Tensor, mine: Tensor) -> Tensor:
-        if not logits.shape[-1]:
-            return logits.new_zeros(mine.shape)
-        return logits.gather(-1, place).squeeze(-1) * mine
+    def together(self, parts: Tensor) -> Tensor:
+        """The three numbers [3,C] over all words from those of each rank's."""
+        largest = parts[LARGEST].clone()
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
+        sums = parts[SUM] * (parts[LARGEST] - largest).exp()
+        summed = torch.stack((sums, parts[CHOSEN]))
+        dist.all_reduce(summed, group=self.group)
+        return torch.cat((largest.unsqueeze(0), summed))
+
+    def loss_and_rise(self, everywhere: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss sum of a chunk, and its slope by each token's log of the sum [C]."""
+        above = everywhere[SUM].log()
+        normaliser = above + everywhere[LARGEST]
+        # From the largest logit on: the difference of two large numbers would round.
+        losses = above - (everywhere[CHOSEN] - everywhere[LARGEST])
+        losses = losses + self.z_loss * normaliser.square()
+        targets = labels != IGNORE
+        rise = torch.where(targets, 1.0 + 2.0 * self.z_loss * normaliser, 0)
+        return torch.where(targets, losses, 0).sum(), rise
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, head: _Head, grad: bool
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, head: _DividedHead
     ) -> Tensor:
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        native = low_precision_gemm_is_native(hidden.device.type, hidden.dtype)
-        factor = weight if native else weight.float()
-        total = torch.zeros((), dtype=wide, device=hidden.device)
-        grad_hidden = torch.empty_like(hidden) if grad else None
-        grad_weight = torch.zeros_like(weight, dtype=wide) if grad else None
+        grad_hidden, sums, room = results(hidden, weight, head.chunk, head.wants)
+        sums.zero_()
+        total = torch.zeros((), dtype=wide(hidden), device=hidden.device)
         for start in range(0, hidden.shape[0], head.chunk):
             rows = slice(start, start + head.chunk)
-            operand = hidden[rows].to(factor.dtype)
-            loss, slope = head.loss_and_slope(operand, factor, labels[rows], wide)
+            operands = hidden[rows], weight, head.own(labels[rows], weight.shape[0]), head.softcap
+            size = operands[0].shape[0], weight.shape[0]
+            logits = room[: size[0] * size[1]].view(size)
+            everywhere = head.together(head_part_sums_(*operands, logits))
+            loss, rise = head.loss_and_rise(everywhere, labels[rows])
             total += loss
-            if grad_hidden is not None and grad_weight is not None:
-                slope = slope.to(factor.dtype)
-                grad_hidden[rows] = slope @ factor
-                grad_weight += slope.mT @ operand
-        ctx.save_for_backward(
-            grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype)
-        )
+            if head.wants.any:
+                head_part_gradients_(*operands, logits, everywhere, rise, grad_hidden[rows], sums)
+        kept = weight_gradient(weight, sums, room) if head.wants.any else sums
+        if kept is not sums:
+            kept.copy_(sums)
+        ctx.save_for_backward(grad_hidden, kept)
         return total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grads[0], grad_weight * grads[0], None, None, None
+        return scaled(grad_hidden, grads[0]), scaled(grad_weight, grads[0]), None, None

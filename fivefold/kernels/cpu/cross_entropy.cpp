@@ -61,13 +61,13 @@ inline double total_of(const float* row, long size) {
   return double(sum(total[0])) + double(sum(total[1]));
 }
 
-// Overwrites logits by slope(logits), then that of the label by one that knows it is the label.
+// Overwrites logits by slope(logits), then that of the label, if there is one, by one that knows it.
 // Slopes of a format T lie at the start of their row's memory: writing never overtakes reading.
 template <class T, class F> void slopes_in_place(float* row, long size, long label, F slope) {
-  const vf of_label = slope(splat(row[label]), 1.0f);
+  const vf of_label = label == IGNORE ? vf{} : slope(splat(row[label]), 1.0f);
   T* to = (T*)row;
   for (long i = 0; i < size; i += LANES) write(to, i, size, slope(read(row, i, size), 0.0f));
-  to[label] = from_float<T>(of_label[0]);
+  if (label != IGNORE) to[label] = from_float<T>(of_label[0]);
 }
 
 // How much of a slope by the capped logit arrives at the raw one: 1 - tanh^2.
@@ -89,19 +89,21 @@ struct Chunk {
                        [&](int64_t x) { return x == IGNORE || (x >= 0 && x < size); });
   }
 
-  // f(row number, its logits, capped, its label) for rows with a label; g(...) for the others.
-  template <class F, class G> int each(F f, G g) const {
+  // f(row number, its logits, its label or IGNORE)
+  template <class F> int every(F f) const {
     if (!labels_fit()) return BAD_LABEL;
 #pragma omp parallel for num_threads(threads_for(rows * size, threads)) schedule(static)
-    for (long r = 0; r < rows; ++r) {
-      float* row = logits + r * size;
-      if (labels[r] == IGNORE) g(r, row);
-      else {
-        if (cap != 0.0f) cap_row(row, size, cap);
-        f(r, row, long(labels[r]));
-      }
-    }
+    for (long r = 0; r < rows; ++r) f(r, logits + r * size, long(labels[r]));
     return DONE;
+  }
+
+  // f(row number, its logits, capped, its label) for rows with a label; g(...) for the others.
+  template <class F, class G> int each(F f, G g) const {
+    return every([&](long r, float* row, long label) {
+      if (label == IGNORE) return g(r, row);
+      if (cap != 0.0f) cap_row(row, size, cap);
+      f(r, row, label);
+    });
   }
 };
 
@@ -176,6 +178,30 @@ int log_probs_slopes(const Chunk& chunk, const float* of_log_probs, const float*
       [&](long, float* row) { std::fill((T*)row, (T*)row + chunk.size, T{}); });
 }
 
+// Of words that are a part of the vocabulary: what the parts are put together from.
+int part_sums(const Chunk& chunk, float* largest, float* sums, float* chosen) {
+  return chunk.every([&](long r, float* row, long label) {
+    if (chunk.cap != 0.0f) cap_row(row, chunk.size, chunk.cap);
+    const Softmax s = softmax_of(row, chunk.size);
+    largest[r] = s.largest;
+    sums[r] = s.sum;
+    chosen[r] = label == IGNORE ? 0.0f : row[label];
+  });
+}
+
+// Of the same logits, capped: rise * softmax - (is label), the softmax being of all parts.
+template <class T>
+int part_slopes(const Chunk& chunk, const float* largest, const float* sums, const float* rise) {
+  const float cap = chunk.cap;
+  return chunk.every([&](long r, float* row, long label) {
+    if (rise[r] == 0.0f) return std::fill((T*)row, (T*)row + chunk.size, T{});
+    const Softmax whole{largest[r], sums[r]};
+    slopes_in_place<T>(row, chunk.size, label, [&](vf logits, float is_label) {
+      return (probabilities(logits, whole) * splat(rise[r]) - splat(is_label)) * bend(logits, cap);
+    });
+  });
+}
+
 }  // namespace
 }  // namespace fivefold
 
@@ -205,5 +231,22 @@ FIVEFOLD_EXPORT int fivefold_log_probs_slopes(
   const Chunk chunk{rows, size, logits, labels, cap, threads};
   return with_format(format, [&](auto kind) {
     return log_probs_slopes<decltype(kind)>(chunk, of_log_probs, of_entropies);
+  });
+}
+
+// logits as above; a label of -100 is one that other words have, or none. They are left capped.
+FIVEFOLD_EXPORT int fivefold_part_sums(long rows, long size, float* logits, const int64_t* labels,
+                                       float cap, float* largest, float* sums, float* chosen,
+                                       int threads) {
+  return part_sums(Chunk{rows, size, logits, labels, cap, threads}, largest, sums, chosen);
+}
+
+// largest and sums [rows] are of all words; a rise of 0 makes slopes of 0, whatever is in the row.
+FIVEFOLD_EXPORT int fivefold_part_slopes(long rows, long size, float* logits, const int64_t* labels,
+                                         float cap, const float* largest, const float* sums,
+                                         const float* rise, int format, int threads) {
+  const Chunk chunk{rows, size, logits, labels, cap, threads};
+  return with_format(format, [&](auto kind) {
+    return part_slopes<decltype(kind)>(chunk, largest, sums, rise);
   });
 }

@@ -15,6 +15,10 @@ LOSSES = (
 )  # fmt: skip
 LOG_PROBS = (c_long, c_long, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int)
 SLOPES = (c_long, c_long, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_int, c_int)
+PART_SUMS = (c_long, c_long, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_void_p, c_int)
+PART_SLOPES = (
+    c_long, c_long, c_void_p, c_void_p, c_float, c_void_p, c_void_p, c_void_p, c_int, c_int,
+)  # fmt: skip
 BAD_LABEL = 3
 
 
@@ -67,6 +71,40 @@ def log_probs_slope_(
     status = function("fivefold_log_probs_slopes", *SLOPES)(
         *logits.shape, pointer(logits), pointer(labels), softcap or 0.0, pointer(of_log_probs),
         pointer(of_entropies), FORMATS[dtype], torch.get_num_threads(),
+    )  # fmt: skip
+    _raise(status, logits, labels)
+    return slopes_within(logits, dtype)
+
+
+def part_sums_(logits: Tensor, labels: Tensor, softcap: float | None) -> Tensor:
+    """[3,C]: see `head_part_sums_`; logits [C,V] fp32 are capped in place."""
+    labels = _check(logits, labels)
+    found = logits.new_empty(3, logits.shape[0])
+    status = function("fivefold_part_sums", *PART_SUMS)(
+        *logits.shape, pointer(logits), pointer(labels), softcap or 0.0,
+        *(pointer(row) for row in found), torch.get_num_threads(),
+    )  # fmt: skip
+    _raise(status, logits, labels)
+    return found
+
+
+def part_slopes_(
+    logits: Tensor,
+    labels: Tensor,
+    softcap: float | None,
+    largest: Tensor,
+    total: Tensor,
+    rise: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Slopes [C,V] in the memory of capped logits [C,V] fp32; see `head_part_gradients_`."""
+    labels = _check(logits, labels)
+    of_all = [x.float().contiguous() for x in (largest, total, rise)]
+    if any(x.shape != labels.shape for x in of_all):
+        raise KernelError(f"{labels.shape[0]} rows have as many sums, not {list(largest.shape)}")
+    status = function("fivefold_part_slopes", *PART_SLOPES)(
+        *logits.shape, pointer(logits), pointer(labels), softcap or 0.0,
+        *(pointer(x) for x in of_all), FORMATS[dtype], torch.get_num_threads(),
     )  # fmt: skip
     _raise(status, logits, labels)
     return slopes_within(logits, dtype)

@@ -31,7 +31,7 @@ def cross_entropy_slope_(
     slope. A label outside the vocabulary makes its loss NaN rather than read what is not there.
     """
     check("cross_entropy_slope_", logits)
-    _check_rows(logits, labels)
+    check_rows(logits, labels)
     losses = torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device)
     if logits.numel():
         with on_device_of(logits):
@@ -49,7 +49,7 @@ def log_probs(logits: Tensor, labels: Tensor, softcap: float) -> tuple[Tensor, T
     Raw logits [C,V], kept as they are. Label -100 gives log-probability 0; the entropy needs none.
     """
     check("log_probs", logits)
-    _check_rows(logits, labels)
+    check_rows(logits, labels)
     chosen, entropy = (
         torch.empty(logits.shape[0], dtype=torch.float32, device=logits.device) for _ in range(2)
     )
@@ -62,7 +62,8 @@ def log_probs(logits: Tensor, labels: Tensor, softcap: float) -> tuple[Tensor, T
     return chosen, entropy
 
 
-def _check_rows(logits: Tensor, labels: Tensor) -> None:
+def check_rows(logits: Tensor, labels: Tensor) -> None:
+    """Raise `FivefoldError` for anything but logits [C,V] with dense rows and labels [C]."""
     if logits.dim() != 2 or labels.shape != logits.shape[:1] or logits.stride(1) != 1:
         raise FivefoldError(
             f"logits {tuple(logits.shape)} of strides {logits.stride()} with labels "

@@ -64,25 +64,16 @@ def _loss(tape: Tape, place: Place, hidden: Value, entered: Value) -> Value:
     matrix, table = rows * width * element, words * width * element
     if not place.software.fused_loss:
         return _whole_loss(tape, place, hidden, entered)
-    chunk = min(place.software.chunk, rows)
-    logits = chunk * words
-    if place.tp == 1:
-        saved = [tape.new("logits", matrix), tape.new("logits", table)]
-        sums = words * width * WIDE if element < WIDE else 0
-        tape.passing("logits", logits * WIDE + sums)
+    logits = min(place.software.chunk, rows) * words * WIDE
+    of_hidden = tape.new("logits", matrix)
+    if element < WIDE:  # sums in fp32, rounded into where the logits were
+        of_weight = tape.new("logits", max(table, logits))
+        tape.passing("logits", words * width * WIDE)
     else:
-        saved = [tape.new("logits", matrix)]
-        total = tape.new("logits", words * width * WIDE)
-        # Logits, exponentials and slopes in fp32; then slopes in both formats and products of them.
-        tape.passing("logits", logits * WIDE, logits * WIDE, logits * WIDE)
-        tape.passing("logits", logits * WIDE, logits * element, table)
-        if element < WIDE:
-            saved.append(tape.new("logits", table))
-            tape.drop(total)
-        else:
-            saved.append(total)
-    loss = tape.op("logits", WIDE, [(hidden, matrix)], saves=saved, weights=(table,))
-    tape.drop(*saved)
+        of_weight = tape.new("logits", table)
+        tape.passing("logits", logits)
+    loss = tape.op("logits", WIDE, [(hidden, None)], saves=(of_hidden, of_weight), prepared=True)
+    tape.drop(of_hidden, of_weight)
     return loss
 
 

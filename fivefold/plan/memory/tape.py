@@ -49,6 +49,7 @@ class Node:
     inputs: (value, bytes of its gradient; None: the incoming one, or a view of it). `weights`: bytes
     of the gradients of parameters; `temporary`: bytes that backward needs while it runs; `remade`:
     the same, for the gradients of parameters, which come first; `between`: for the others.
+    prepared: forward has made the gradients; they are what it saved, the input's first.
     """
 
     output: Value
@@ -58,6 +59,7 @@ class Node:
     temporary: tuple[int, ...] = ()
     remade: int = 0
     between: int = 0
+    prepared: bool = False
     operand: Storage | None = None  # of a product whose weight's gradient may be put aside
     act: Callable[[], None] | None = None  # what hooks do before it
 
@@ -141,6 +143,7 @@ class Tape:
         temporary: tuple[int, ...] = (),
         remade: int = 0,
         between: int = 0,
+        prepared: bool = False,
         product: bool = False,
         operand: Storage | None = None,
     ) -> Value:
@@ -167,7 +170,17 @@ class Tape:
             if more is not None:
                 saved.append(self.hold(more))
             self.nodes.append(
-                Node(value, list(inputs), saved, weights, temporary, remade, between, operand)
+                Node(
+                    value,
+                    list(inputs),
+                    saved,
+                    weights,
+                    temporary,
+                    remade,
+                    between,
+                    prepared,
+                    operand,
+                )
             )
         if more is not None:
             self.drop(more)
@@ -274,13 +287,7 @@ class Tape:
         self._change(GRADIENTS, node.remade)
         weights = self._weights(node, incoming)
         self._change(GRADIENTS, node.between - node.remade)
-        found = [
-            (
-                value,
-                self.hold(incoming) if size is None else self.new(GRADIENTS, size),
-            )
-            for value, size in node.inputs
-        ]
+        found = [(value, self._gradient(node, incoming, size)) for value, size in node.inputs]
         for size in (*node.temporary, node.between):
             self._change(GRADIENTS, -size)
         self.drop(incoming, *node.saved)
@@ -291,7 +298,14 @@ class Tape:
         else:
             self.drop(*weights)
 
+    def _gradient(self, node: Node, incoming: Storage, size: int | None) -> Storage:
+        if node.prepared:
+            return self.hold(node.saved[0])
+        return self.hold(incoming) if size is None else self.new(GRADIENTS, size)
+
     def _weights(self, node: Node, incoming: Storage) -> list[Storage]:
+        if node.prepared:
+            return [self.hold(storage) for storage in node.saved[1:]]
         if self.weights == "aside" and node.operand is not None:
             self.aside += [self.hold(node.operand), self.hold(incoming)]
             self.largest_weight = max(self.largest_weight, *node.weights, 0)

@@ -15,6 +15,7 @@ from fivefold.engines.train.dry_run.memory import MemoryLog
 from fivefold.engines.train.dry_run.traffic import NAMESPACES, Traffic
 
 DEVICE = torch.ops.prim.device.default
+WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 @contextmanager
@@ -38,6 +39,8 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # half of all calls
+        if func is WAIT and isinstance(args[0], FakeTensor):
+            return args[0]  # as the real one does, where torch's fake one takes memory anew
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # come back with what it is made of
         result = func(*args, **(kwargs or {}))

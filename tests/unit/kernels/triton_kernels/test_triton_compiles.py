@@ -35,6 +35,8 @@ def row_calls() -> list[Call]:
         ("adamw", "adamw_", (*flat, None, 1e-3, 0.9, 0.95, 1e-8, 0.1, 1)),
         ("cross_entropy", "cross_entropy_slope_", (logits, labels, 30.0, 1e-4, 0.1)),
         ("cross_entropy", "log_probs", (logits, labels, 0.0)),
+        ("head_part", "part_sums_", (logits, labels, 30.0)),
+        ("head_part", "part_slopes_", (logits, labels, 30.0, inverse, inverse, inverse)),
     ]
 
 

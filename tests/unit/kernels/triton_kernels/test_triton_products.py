@@ -148,6 +148,31 @@ def test_cross_entropy_of_far_logits_and_foreign_labels(interpreter: Call) -> No
 
 
 @few
+@given(cut=st.sampled_from([0, 1, 30, 4099]), softcap=st.sampled_from([0.0, 3.0]))
+def test_a_softmax_in_two_parts(interpreter: Call, cut: int, softcap: float) -> None:
+    logits = strided(normal(4, 4100, seed=1, dtype=torch.float32) * 4)
+    labels = torch.tensor([0, 4099, -100, 20])
+    exact = logits.double().requires_grad_()
+    (slope,) = torch.autograd.grad(exact_losses(exact, labels, softcap, 0.01, 0.0).sum(), exact)
+    parts = logits[:, :cut], logits[:, cut:]
+    own = labels.where(labels < cut, -100), (labels - cut).where(labels >= cut, -100)
+    first, second = (
+        interpreter("head_part", "part_sums_", x, y, softcap)
+        for x, y in zip(parts, own, strict=True)
+    )
+    largest = torch.maximum(first[0], second[0])
+    total = sum(part[1] * (part[0] - largest).exp() for part in (first, second))
+    rise = torch.where(labels == -100, 0.0, 1 + 0.02 * (largest + total.log()))
+    for x, y in zip(parts, own, strict=True):
+        interpreter("head_part", "part_slopes_", x, y, softcap, largest, total, rise)
+    assert_within(logits, slope, 32)
+    assert not logits[2].any()
+    capped = softcap * torch.tanh(exact / softcap) if softcap else exact
+    chosen = capped.gather(1, labels.clamp(min=0)[:, None])[:, 0] * (labels != -100)
+    assert_within(first[2] + second[2], chosen.detach(), 4)
+
+
+@few
 @given(
     words=st.sampled_from([2, 100, 4100]),
     softcap=st.sampled_from([0.0, 3.0]),
