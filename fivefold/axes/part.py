@@ -11,9 +11,10 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Size, Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch import Size, Tensor, nn
+
+# Known not to be DTensors, whose import takes most of a second, which runs without any do without.
+PLAIN = (Tensor, nn.Parameter)
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,11 @@ class Part:
     @classmethod
     def of(cls, tensor: Tensor, rank: int = 0, ranks: int = 1) -> Part:
         """A DTensor's local part; a plain tensor, which all `ranks` hold, as a whole."""
+        if type(tensor) in PLAIN:
+            return cls(tensor.detach(), Slice.of(tensor).copied(rank, ranks))
+        from torch.distributed.tensor import DTensor
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
         if not isinstance(tensor, DTensor):
             return cls(tensor.detach(), Slice.of(tensor).copied(rank, ranks))
         mesh = tensor.device_mesh

@@ -74,11 +74,14 @@ def only(implementation: Implementation | None) -> Iterator[None]:
         _Policy.only = before
 
 
-@torch.compiler.assume_constant_result
 def choose(op: str, device: str, dtype: torch.dtype) -> Choice:
     """The implementation of `op` for operands of `dtype` on a device type."""
     low = low_precision_gemm_is_native(device, dtype)
     return _choose(op, device, dtype, low, _Policy.deterministic, _Policy.only)
+
+
+# All that `torch.compiler.assume_constant_result` does, which would import the compiler: a second.
+choose._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_own(op: str, device: str, dtype: torch.dtype) -> bool:

@@ -9,13 +9,12 @@ import torch
 from fivefold.core.errors import WeightsError, nearest
 from fivefold.model.decoder import Decoder
 from fivefold.text.tokenizer import Tokenizer
-from fivefold.weights.checkpoint_source import is_checkpoint
+from fivefold.weights.checkpoint_place import is_checkpoint
 from fivefold.weights.gguf_header import MAGIC as GGUF_MAGIC
 from fivefold.weights.gguf_source import GGUFSource
 from fivefold.weights.huggingface import ConfigSource, HuggingFaceSource
 from fivefold.weights.llama2c import Llama2cSource, looks_like_llama2c
 from fivefold.weights.load import decoder_from
-from fivefold.weights.run_source import CheckpointSource
 from fivefold.weights.smollm2 import open_smollm2
 from fivefold.weights.source import ModelSource
 
@@ -37,6 +36,9 @@ def open_source(name_or_path: str | Path) -> ModelSource:
     if not path.exists():
         raise _unknown(path)
     if is_checkpoint(path):
+        # Imports what reads checkpoints, DTensor with it: a second that no other model pays.
+        from fivefold.weights.run_source import CheckpointSource
+
         return CheckpointSource(path)
     return HuggingFaceSource(path) if path.is_dir() else _open_file(path)
 

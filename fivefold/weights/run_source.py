@@ -14,6 +14,7 @@ from fivefold.text import tokenizer_folder
 from fivefold.text.tokenizer import Tokenizer
 from fivefold.weights import checkpoint_source
 from fivefold.weights.checkpoint_manifest import MODEL_FOLDER
+from fivefold.weights.checkpoint_place import resolve_checkpoint
 from fivefold.weights.source import Entry, Kind, ModelSource
 
 
@@ -25,7 +26,7 @@ class CheckpointSource(ModelSource):
 
     def __init__(self, path: Path) -> None:
         # One checkpoint for the life of the source, whatever the run writes meanwhile.
-        folder = checkpoint_source.resolve_checkpoint(path)
+        folder = resolve_checkpoint(path)
         super().__init__(folder, parse_config(checkpoint_source.read_config(folder)))
 
     @property

@@ -21,7 +21,7 @@ from fivefold.engines.train.dry_run.memory import MemoryLog
 from fivefold.engines.train.dry_run.run import build, dry_run
 from fivefold.engines.train.dry_run.traffic import Traffic
 from fivefold.engines.train.process import Process
-from fivefold.engines.train.run import check_run
+from fivefold.engines.train.check import check_run
 from fivefold.kernels import dispatch
 from fivefold.model.decoder import initial_value
 from fivefold.model.moe import MixtureOfExperts

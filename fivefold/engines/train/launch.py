@@ -17,7 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from fivefold.core.config import RunConfig
 from fivefold.core.errors import TrainingError
-from fivefold.engines.train.run import check_run
+from fivefold.engines.train.check import check_run
 
 MONITOR_SECONDS = 0.1
 SHUTDOWN_SECONDS = 10  # between SIGTERM (save and leave) and SIGKILL

@@ -9,21 +9,18 @@ from pathlib import Path
 import torch.distributed as dist
 
 from fivefold.axes.apply import apply
-from fivefold.axes.check import check_microbatches, check_model
-from fivefold.axes.dp.compression.choose import check_compression
 from fivefold.core.config import RunConfig
 from fivefold.core.errors import DataError, TrainingError
+from fivefold.engines.train.check import check_run
 from fivefold.engines.train.checkpoint.checkpointer import Checkpointer
 from fivefold.engines.train.data.corpus import Corpus, Split
 from fivefold.engines.train.data.loader import Loader
 from fivefold.engines.train.data.prepare import prepare
 from fivefold.engines.train.data.tokenizer import resolve_tokenizer
 from fivefold.engines.train.model_source import (
-    check_tokenizer,
     check_vocabulary,
     first_values,
     model_tokenizer,
-    read_model_config,
 )
 from fivefold.engines.train.process import Process, seed_everything, start_process
 from fivefold.engines.train.recorder import Recorder
@@ -31,7 +28,6 @@ from fivefold.engines.train.run_directory import RunDirectory
 from fivefold.engines.train.stop import StopRequest
 from fivefold.engines.train.trainer import Trainer
 from fivefold.kernels.dispatch import set_deterministic
-from fivefold.model.config import ModelConfig
 from fivefold.model.decoder import Decoder
 from fivefold.model.objective import Objective
 from fivefold.weights.model_files import write_model_files
@@ -67,21 +63,6 @@ def _train(config: RunConfig, process: Process, directory: RunDirectory) -> None
                 f"stopped by a signal after step {trainer.position.step}, all saved",
                 "the same command resumes it",
             )
-
-
-def check_run(config: RunConfig) -> ModelConfig:
-    """What training would refuse later, refused before any rank starts; the model's shape.
-
-    Raises ConfigError or WeightsError for the model, LayoutError for a layout that does not fit it
-    or the batch.
-    """
-    layout, train = config.layout, config.train
-    model_config = read_model_config(config.model)
-    check_tokenizer(config.model, config.data.tokenizer)
-    check_model(layout, model_config, config.data.sequence_length)
-    check_compression(config.communication, layout)
-    check_microbatches(layout, train.global_batch // (train.micro_batch * layout.dp))
-    return model_config
 
 
 def build_trainer(config: RunConfig, process: Process, directory: RunDirectory) -> Trainer:

@@ -9,11 +9,10 @@ import torch
 from checkpoint_cases import make_checkpointer, make_state
 
 from fivefold.core.errors import CheckpointError
+from fivefold.weights.checkpoint_place import is_checkpoint, resolve_checkpoint
 from fivefold.weights.checkpoint_source import (
-    is_checkpoint,
     read_config,
     read_tensors,
-    resolve_checkpoint,
     tensor_shapes,
     tokenizer_folder,
 )

@@ -10,10 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from fivefold.core.layout import Layout
 from fivefold.core.resolve import build as configuration
+from fivefold.engines.train.check import check_run
 from fivefold.engines.train.data.batch import Batch
 from fivefold.engines.train.dry_run.fake_world import fake_world
 from fivefold.engines.train.dry_run.run import build
-from fivefold.engines.train.run import check_run
 from fivefold.kernels import dispatch
 from fivefold.model.attention_backend import document_starts
 from tests.dist.dry_run_cases import fake, low_precision, real, values

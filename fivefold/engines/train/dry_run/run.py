@@ -12,13 +12,13 @@ from fivefold.axes.ep.dispatch import AllToAllDispatch, EvenAllToAllDispatch
 from fivefold.core.config import RunConfig
 from fivefold.core.errors import ConfigError
 from fivefold.core.layout import Layout
+from fivefold.engines.train.check import check_run
 from fivefold.engines.train.data.batch import Batch
 from fivefold.engines.train.dry_run.account import Account
 from fivefold.engines.train.dry_run.fake_world import fake_world
 from fivefold.engines.train.dry_run.measure import Built, measure
 from fivefold.engines.train.optimizer import MasterOptimizer
 from fivefold.engines.train.process import Process
-from fivefold.engines.train.run import check_run
 from fivefold.engines.train.step import TrainStep
 from fivefold.kernels.dispatch import deterministic
 from fivefold.kernels.grouped_linear import ALIGNMENT

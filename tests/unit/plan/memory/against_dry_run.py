@@ -10,9 +10,9 @@ import torch.distributed as dist
 from fivefold.core.config import RunConfig
 from fivefold.core.layout import parse_assignments
 from fivefold.core.resolve import build as configuration
+from fivefold.engines.train.check import check_run
 from fivefold.engines.train.dry_run.account import Memory
 from fivefold.engines.train.dry_run.run import dry_run, one_of_each_stage
-from fivefold.engines.train.run import check_run
 from fivefold.plan.memory.ledger import Ledger, ledger
 from fivefold.plan.shape import ModelShape
 from fivefold.plan.software import FIVEFOLD
