@@ -9,13 +9,15 @@ from fivefold.core.environment import bound_spinning
 if TYPE_CHECKING:
     from fivefold.engines.serve.llm import LLM as LLM
     from fivefold.engines.serve.sampling_params import SamplingParams as SamplingParams
+    from fivefold.engines.serve.structured.form import StructuredOutputs as StructuredOutputs
 
 __version__ = "0.1.0"
 _LAZY = {
     "LLM": "fivefold.engines.serve.llm",
     "SamplingParams": "fivefold.engines.serve.sampling_params",
+    "StructuredOutputs": "fivefold.engines.serve.structured.form",
 }
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
 
 
 bound_spinning()  # before torch is loaded, which reads it then

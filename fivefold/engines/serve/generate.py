@@ -97,9 +97,11 @@ class Generator:
 
     def request(self, prompt: Prompt, params: SamplingParams) -> Request:
         """A prompt ready to run. Raises PromptError for one that this model cannot take."""
-        if params.candidates > 1 or params.prompt_logprobs is not None:
+        many = params.candidates > 1 or params.prompt_logprobs is not None
+        if many or params.structured_outputs is not None:
             raise PromptError(
-                "n, best_of and prompt_logprobs need the paged engine", "use fivefold.LLM"
+                "n, best_of, prompt_logprobs and structured_outputs need the paged engine",
+                "use fivefold.LLM",
             )
         return self._preparation.request(prompt, params)
 

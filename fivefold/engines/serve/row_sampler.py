@@ -10,28 +10,32 @@ the order of operations, which is the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fivefold.core.errors import PromptError
 from fivefold.engines.serve.columns import Columns
 from fivefold.engines.serve.filters import draw, likeliest
 from fivefold.engines.serve.histories import Histories
 from fivefold.engines.serve.logprobs import Logprob, report
 from fivefold.engines.serve.random_stream import fresh_seed, uniform
-from fivefold.engines.serve.sampler import not_numbers
+from fivefold.engines.serve.sampler import no_numbers_error, not_numbers
 from fivefold.engines.serve.sampling_params import SEED_LIMIT, SamplingParams
+from fivefold.engines.serve.structured.grammars import Grammars
+from fivefold.engines.serve.structured.mask import mask_, stuck, stuck_error
 
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """[B] token ids, {token id: Logprob} for rows that ask, and rows whose logits were NaN."""
+    """[B] token ids, {token id: Logprob} for rows that ask, and why rows have no token."""
 
     tokens: list[int]
     logprobs: list[dict[int, Logprob] | None]
-    broken: frozenset[int]
+    broken: Mapping[int, PromptError]
 
 
 @dataclass(slots=True)
@@ -39,6 +43,7 @@ class _Row:
     params: SamplingParams
     seed: int
     endings: list[int]  # may not be chosen before min_tokens
+    matcher: Any = None  # of the answer's form, how far it has come
     steps: int = 0
 
 
@@ -52,6 +57,7 @@ class _Batch:
     asked: list[int | None]
     bias: tuple[Tensor, Tensor, Tensor] | None  # rows, tokens, what is added
     penalised: list[int]  # places in the batch
+    bound: list[tuple[int, Any]]  # places of answers with a form, and their matchers
     has_minimum: bool
     early: list[int] = field(default_factory=list)  # places before their min_tokens
     forbidden: tuple[Tensor, Tensor] | None = None  # rows, tokens: of those
@@ -61,11 +67,16 @@ class RowSampler:
     """Samples any rows of logits, each for the request that its id names."""
 
     def __init__(
-        self, vocab_size: int, end_tokens: Sequence[int] = (), device: torch.device | str = "cpu"
+        self,
+        vocab_size: int,
+        end_tokens: Sequence[int] = (),
+        device: torch.device | str = "cpu",
+        grammars: Grammars | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.end_tokens = tuple(end_tokens)
         self.histories = Histories(vocab_size, self.device)
+        self.grammars = grammars or Grammars(None, vocab_size, end_tokens)
         self._rows: dict[int, _Row] = {}
         self._batch: _Batch | None = None
 
@@ -73,10 +84,15 @@ class RowSampler:
         return len(self._rows)
 
     def add(self, id: int, params: SamplingParams, prompt: Sequence[int], index: int = 0) -> None:
-        """A request that will be sampled; `index` is which of its n answers."""
+        """A request that will be sampled; `index` is which of its n answers.
+
+        Raises PromptError for a form that cannot be read (see `Grammars`).
+        """
+        form = params.structured_outputs
+        matcher = None if form is None else self.grammars.matcher(form)
         seed = fresh_seed() if params.seed is None else (params.seed + index) % SEED_LIMIT
         endings = sorted({*self.end_tokens, *params.stop_token_ids})
-        self._rows[id] = _Row(params, seed, endings)
+        self._rows[id] = _Row(params, seed, endings, matcher)
         if params.uses_history:
             self.histories.add(id, params, prompt)
 
@@ -92,7 +108,7 @@ class RowSampler:
         batch = self._gather(tuple(ids))
         adjusted = self._adjust(logits, batch)
         chosen = likeliest(adjusted)
-        broken = not_numbers(adjusted, chosen)
+        broken = self._broken(adjusted, chosen, batch)
         if not batch.columns.all_greedy:
             drawn = draw(batch.columns.filter(adjusted), self._uniforms(batch))
             # Drawing from NaN runs off the end.
@@ -104,8 +120,22 @@ class RowSampler:
             )
         for row in batch.rows:
             row.steps += 1
-        at = broken.nonzero()[:, 0].tolist() if bool(broken.any()) else ()
-        return SampledRows(chosen.tolist(), report(logits, chosen, batch.asked), frozenset(at))
+        tokens = chosen.tolist()
+        for place, matcher in batch.bound:
+            if place not in broken and not matcher.accept_token(tokens[place]):
+                raise RuntimeError(f"token {tokens[place]} is against the form that allowed it")
+        return SampledRows(tokens, report(logits, chosen, batch.asked), broken)
+
+    def _broken(self, adjusted: Tensor, largest: Tensor, batch: _Batch) -> dict[int, PromptError]:
+        """Rows that nothing can be chosen for."""
+        found = not_numbers(adjusted, largest)
+        broken = {}
+        if bool(found.any()):
+            broken = dict.fromkeys(found.nonzero()[:, 0].tolist(), no_numbers_error())
+        if batch.bound:
+            most = adjusted.gather(-1, largest[:, None])[:, 0]
+            broken |= dict.fromkeys(stuck(most, batch.bound), stuck_error())
+        return broken
 
     def _gather(self, ids: tuple[int, ...]) -> _Batch:
         """What these rows share, kept while the same ones come again."""
@@ -119,6 +149,7 @@ class RowSampler:
                 asked=[p.reported for p in params],
                 bias=self._bias(params),
                 penalised=[place for place, p in enumerate(params) if p.uses_history],
+                bound=[(place, row.matcher) for place, row in enumerate(rows) if row.matcher],
                 has_minimum=any(p.min_tokens for p in params),
             )
         return self._batch
@@ -135,15 +166,18 @@ class RowSampler:
         return self._indices(rows), self._indices(tokens), torch.tensor(values, device=self.device)
 
     def _adjust(self, logits: Tensor, batch: _Batch) -> Tensor:
-        """Bias, minimum length and penalties: [B,V] -> [B,V], the input left as it is."""
+        """Bias, masks and penalties: [B,V] -> [B,V], the input left as it is."""
         forbidden = self._forbidden(batch) if batch.has_minimum else None
-        if batch.bias is not None or forbidden is not None or batch.penalised:
+        changed = batch.bias is not None or forbidden is not None
+        if changed or batch.penalised or batch.bound:
             logits = logits.clone()
         if batch.bias is not None:
             rows, tokens, values = batch.bias
             logits.index_put_((rows, tokens), values.to(logits.dtype), accumulate=True)
         if forbidden is not None:
             logits[forbidden] = float("-inf")
+        if batch.bound:
+            mask_(logits, batch.bound)
         if batch.penalised:
             ids = [batch.ids[place] for place in batch.penalised]
             logits[batch.penalised] = self.histories.apply(ids, logits[batch.penalised])

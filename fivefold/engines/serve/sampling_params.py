@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fivefold.core.errors import PromptError
+from fivefold.engines.serve.structured.form import StructuredOutputs
 
 MAX_LOGPROBS = 64
 MAX_ANSWERS = 128
@@ -19,8 +20,8 @@ SEED_LIMIT = 1 << 64
 class SamplingParams:
     """Immutable, validated settings of one request. A wrong value raises PromptError.
 
-    Order in which they act on the raw fp32 logits (see `sampler.py`): logit_bias, the
-    min_tokens mask, repetition_penalty, frequency_penalty, presence_penalty, temperature,
+    Order in which they act on the raw fp32 logits (see `sampler.py`): logit_bias, the masks of
+    min_tokens and structured_outputs, repetition_penalty, frequency_penalty, presence_penalty, temperature,
     top_k, top_p, min_p.
     """
 
@@ -65,6 +66,9 @@ class SamplingParams:
     best_of: int | None = None
     """Answers to produce, of which the `n` of the highest mean log-probability are given."""
 
+    structured_outputs: StructuredOutputs | None = None
+    """The form that the answer must have: see docs/engines/structured.md."""
+
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         object.__setattr__(self, "stop", _tuple("stop", stop))
@@ -73,6 +77,8 @@ class SamplingParams:
         _check_distribution(self)
         _check_penalties(self)
         _check_stops(self)
+        if self.structured_outputs is not None:
+            _check_form(self)
 
     @property
     def greedy(self) -> bool:
@@ -150,6 +156,20 @@ def _check_stops(params: SamplingParams) -> None:
             raise PromptError("an empty stop string would stop at once", "leave it out")
     for token in params.stop_token_ids:
         _integer("a stop_token_ids entry", token, 0, None)
+
+
+def _check_form(params: SamplingParams) -> None:
+    if not isinstance(params.structured_outputs, StructuredOutputs):
+        raise PromptError(
+            f"structured_outputs={params.structured_outputs!r} is no StructuredOutputs",
+            "write StructuredOutputs(json=...)",
+        )
+    for name in ("min_tokens", "ignore_eos"):
+        if getattr(params, name):
+            raise PromptError(
+                f"{name} goes on past the end of an answer whose form is complete",
+                f"leave out {name} or structured_outputs",
+            )
 
 
 def _tuple(name: str, value: Any) -> tuple[Any, ...]:

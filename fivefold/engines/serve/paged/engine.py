@@ -19,7 +19,6 @@ from fivefold.engines.serve.paged.state import EngineState
 from fivefold.engines.serve.prepare import Preparation, Prompt
 from fivefold.engines.serve.request import Request
 from fivefold.engines.serve.row_sampler import RowSampler, SampledRows
-from fivefold.engines.serve.sampler import no_numbers_error
 from fivefold.engines.serve.sampling_params import SamplingParams
 from fivefold.engines.serve.scheduling import admission
 from fivefold.engines.serve.scheduling.blocks import BlockManager
@@ -27,6 +26,7 @@ from fivefold.engines.serve.scheduling.plan import StepPlan
 from fivefold.engines.serve.scheduling.prefix import PrefixIndex
 from fivefold.engines.serve.scheduling.scheduler import Scheduler
 from fivefold.engines.serve.scheduling.sequence import Sequence
+from fivefold.engines.serve.structured.grammars import Grammars
 from fivefold.model.decoder import Decoder
 from fivefold.text.tokenizer import Tokenizer
 
@@ -63,7 +63,9 @@ class Engine:
             queue_limit=settings.queue_limit,
         )
         ends = self.preparation.end_tokens
-        self.sampler = RowSampler(served.config.vocab_size, ends, served.device)
+        words = served.config.vocab_size
+        grammars = Grammars(tokenizer, words, ends)
+        self.sampler = RowSampler(words, ends, served.device, grammars)
         self.paused = False
         self.version = 0
         """Counts the changes of weights."""
@@ -88,7 +90,7 @@ class Engine:
         Raises PromptError for what the model or the cache cannot take, QueueFullError when too
         many wait.
         """
-        request = self.preparation.request(prompt, params)
+        request = self._request(prompt, params)
         sequence = self._sequence(request, tenant.encode(), priority)
         sequence.match_prefix &= params.prompt_logprobs is None
         self.scheduler.add(sequence)
@@ -102,7 +104,7 @@ class Engine:
 
     def check_request(self, prompt: Prompt, params: SamplingParams) -> list[int]:
         """The prompt's token ids. Raises PromptError as `add_request` would."""
-        request = self.preparation.request(prompt, params)
+        request = self._request(prompt, params)
         admission.check(self._sequence(request, b"", 0), self.blocks)
         return request.prompt
 
@@ -227,7 +229,7 @@ class Engine:
         if len(rows) > len(chunks):
             logits = logits[rows]
         if not answers:
-            return [], SampledRows([], [], frozenset())
+            return [], SampledRows([], [], {})
         return answers, self.sampler.sample(logits, [a.sequence.id for a in answers])
 
     def _logits(self, plan: StepPlan) -> Tensor:
@@ -273,7 +275,7 @@ class Engine:
         outputs = []
         for place, answer in enumerate(answers):
             if place in sampled.broken:
-                outputs.append(self._end(answer, "error", str(no_numbers_error())))
+                outputs.append(self._end(answer, "error", str(sampled.broken[place])))
                 continue
             if not answer.request.token_ids and answer.index == 0:
                 answer.group.cached_tokens = answer.sequence.hit
@@ -289,6 +291,11 @@ class Engine:
             if reason is not None and answer.sequence.id in self._answers:
                 self._leave(answer, reason)
         return outputs
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        if params.structured_outputs is not None:
+            self.sampler.grammars.matcher(params.structured_outputs)  # compiled, or refused, here
+        return self.preparation.request(prompt, params)
 
     def _sequence(self, request: Request, salt: bytes, priority: int) -> Sequence:
         return Sequence(

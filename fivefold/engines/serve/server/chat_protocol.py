@@ -9,7 +9,10 @@ from pydantic import Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
 from fivefold.engines.serve.server.api_errors import APIError, unsupported
+from fivefold.engines.serve.server.forms import answer_form, calls_form
+from fivefold.engines.serve.server.parsers.tool_calls import CallFormat
 from fivefold.engines.serve.server.protocol import Body, SamplingFields, one_of
+from fivefold.engines.serve.structured.form import StructuredOutputs
 
 JsonObject = dict[str, JsonValue]
 TEMPLATE_OWN = {"messages", "tools", "add_generation_prompt", "documents"}
@@ -122,7 +125,6 @@ class ChatRequest(SamplingFields):
     prediction: JsonValue = None
     prompt_cache_options: JsonValue = None
     prompt_cache_retention: JsonValue = None
-    response_format: JsonValue = None
     service_tier: JsonValue = None
     store: JsonValue = None
     verbosity: JsonValue = None
@@ -134,21 +136,26 @@ class ChatRequest(SamplingFields):
         return bool(self.tools) and self.tool_choice != "none"
 
     def check_tools(self) -> None:
-        """Raise APIError for a choice that would need more than asking."""
-        choice = self.tool_choice
-        if choice in (None, "none"):
-            return
-        if not self.tools:
+        """Raise APIError for a choice among no tools."""
+        if self.tool_choice not in (None, "none") and not self.tools:
             raise APIError(400, "tool_choice needs tools", param="tool_choice")
-        if choice != "auto":
-            raise unsupported(
-                "tool_choice", "answers are not bound to a grammar here; use auto or none"
-            )
-        for tool in self.tools:
-            if tool.function.strict:
-                raise unsupported(
-                    "tools.function.strict", "answers are not bound to a grammar here"
-                )
+
+    def call_form(self, format: CallFormat) -> StructuredOutputs | None:
+        """The form of the answer where it must be, or may be, a call of a tool.
+
+        Raises APIError for a choice of no tool, and where the request asks for another form too.
+        """
+        if not self.uses_tools:
+            return None
+        functions = [tool.function.model_dump(exclude_none=True) for tool in self.tools or ()]
+        several = self.parallel_tool_calls is not False
+        calls = calls_form(format, functions, self.tool_choice, several)
+        if calls and answer_form(self.response_format, self.structured_outputs):
+            raise APIError(
+                400, "an answer cannot be a call and of another form; use tool_choice=none",
+                param="tool_choice",
+            )  # fmt: skip
+        return calls
 
     def limit(self) -> int | None:
         """Tokens to produce at most, as far as the request says."""

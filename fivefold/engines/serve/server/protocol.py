@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    JsonValue,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -21,6 +22,7 @@ from pydantic_core import PydanticCustomError
 from fivefold.core.errors import PromptError
 from fivefold.engines.serve.sampling_params import SEED_LIMIT, SamplingParams
 from fivefold.engines.serve.server.api_errors import APIError, bad_request, unsupported
+from fivefold.engines.serve.server.forms import answer_form
 
 MOST_PROMPTS = 2048
 MOST_STOPS = 64
@@ -103,6 +105,9 @@ class SamplingFields(Body):
     prompt_logprobs: Annotated[int, Field(ge=0, le=64)] | None = None
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     """Lower runs first."""
+    response_format: JsonValue = None
+    structured_outputs: dict[str, JsonValue] | None = None
+    """The form of the answer, with vLLM's names: json, regex, choice, grammar, ..."""
     cache_salt: str | None = None
     """Prefixes are shared between requests of the same salt alone."""
 
@@ -136,7 +141,8 @@ class SamplingFields(Body):
             "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs",
         )  # fmt: skip
         given = {name: getattr(self, name) for name in same if getattr(self, name) is not None}
-        given = {"temperature": 1.0, **given, **more}
+        form = answer_form(self.response_format, self.structured_outputs)
+        given = {"temperature": 1.0, "structured_outputs": form, **given, **more}
         if self.logit_bias is not None:
             given["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         if self.seed is not None:

@@ -22,7 +22,6 @@ class Refusal:
 
 
 NOT_KEPT = "nothing is stored here"
-GRAMMAR = "answers are not bound to a grammar here; ask for the form in the prompt"
 
 COMPLETION: Mapping[str, Refusal] = {
     "suffix": Refusal("the model continues a prompt and does not fill a gap", ("",)),
@@ -37,7 +36,6 @@ CHAT: Mapping[str, Refusal] = {
     "prediction": Refusal("no speculative decoding runs here"),
     "prompt_cache_options": Refusal("equal prefixes are always cached"),
     "prompt_cache_retention": Refusal("cached prefixes stay until their memory is needed"),
-    "response_format": Refusal(GRAMMAR, ({"type": "text"},)),
     "service_tier": Refusal("there is one tier", ("auto", "default")),
     "store": Refusal(NOT_KEPT, (False,)),
     "verbosity": Refusal("the model knows no such setting; say it in the prompt", ("medium",)),

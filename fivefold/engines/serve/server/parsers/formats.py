@@ -8,9 +8,9 @@ from fivefold.engines.serve.server.parsers.reasoning import CLOSING, OPENING, Th
 from fivefold.engines.serve.server.parsers.tool_calls import HERMES, LLAMA3_JSON, CallParser
 from fivefold.text.chat import ChatTemplate
 
-_CALL_FORMATS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON}
+CALL_FORMATS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON}
 _OPENED = {"think": False, "think_opened": True}
-TOOL_FORMATS = tuple(_CALL_FORMATS)
+TOOL_FORMATS = tuple(CALL_FORMATS)
 """hermes: `<tool_call>{json}</tool_call>` (Hermes, Qwen). llama3_json: the bare JSON (Llama 3)."""
 REASONING_FORMATS = tuple(_OPENED)
 """think: the answer opens with `<think>`. think_opened: the prompt ends with it."""
@@ -57,12 +57,12 @@ def make_parser(tools: str | None, reasoning: str | None, prompt: str = "") -> C
     `prompt`, the text that the template made, shows which, that counts. Raises ConfigError for an
     unknown format.
     """
-    if tools is not None and tools not in _CALL_FORMATS:
+    if tools is not None and tools not in CALL_FORMATS:
         raise ConfigError(f"tool format {tools} is unknown", nearest(tools, TOOL_FORMATS))
     if reasoning is not None and reasoning not in _OPENED:
         mend = nearest(reasoning, REASONING_FORMATS)
         raise ConfigError(f"reasoning format {reasoning} is unknown", mend)
-    calls = None if tools is None else CallParser(_CALL_FORMATS[tools])
+    calls = None if tools is None else CallParser(CALL_FORMATS[tools])
     if reasoning is None or prompt.rstrip().endswith(CLOSING):
         return calls or _PlainParser()
     thoughts = ThinkParser(opened=_OPENED[reasoning] or prompt.rstrip().endswith(OPENING))

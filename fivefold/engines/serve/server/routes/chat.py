@@ -19,6 +19,7 @@ from fivefold.engines.serve.server.keys import Caller
 from fivefold.engines.serve.server.logprob_format import chat_logprobs, prompt_logprobs
 from fivefold.engines.serve.server.messages import Update
 from fivefold.engines.serve.server.parsers import make_parser
+from fivefold.engines.serve.server.parsers.formats import CALL_FORMATS
 from fivefold.engines.serve.server.routes.access import Admitted, Served
 from fivefold.engines.serve.server.service import Service
 from fivefold.engines.serve.server.sse import EventStream, while_connected
@@ -71,7 +72,11 @@ class Answer:
         text = await service.render(messages, **variables)
         prompt = await service.encode(text, "messages", add_special=False)
         room = service.room(prompt, body.limit(), "messages")
-        params = body.sampling(room, body.reported())
+        calls = None
+        if service.tool_format is not None:
+            calls = body.call_form(CALL_FORMATS[service.tool_format])
+        bound = {} if calls is None else {"structured_outputs": calls}
+        params = body.sampling(room, body.reported(), **bound)
         ask = Ask([prompt], [params], caller, body.priority or 0, body.cache_salt or "")
         return cls(service, body, text, await Generation.start(service, ask))
 
