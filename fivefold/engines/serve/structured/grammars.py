@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from fivefold.engines.serve.structured.form import StructuredOutputs
 from fivefold.engines.serve.structured.schema import held
 from fivefold.text.tokenizer import Tokenizer
 
-CACHE_BYTES = 256 << 20
+MOST_KEPT = 32
+"""Forms whose compiled grammars are kept, of some megabytes each."""
 THREADS = 2
 STRICTER = (
     # A model that has lost its way would write blanks for ever.
@@ -40,6 +42,7 @@ class Grammars:
         self.vocab_size = vocab_size
         self.end_tokens = list(end_tokens)
         self._compiler: Any = None
+        self._compiled: OrderedDict[StructuredOutputs, Any] = OrderedDict()  # the last used last
 
     def matcher(self, form: StructuredOutputs) -> Any:
         """An `xgrammar.GrammarMatcher` at the beginning of an answer.
@@ -48,17 +51,24 @@ class Grammars:
         fixed spelling, and where XGrammar is missing.
         """
         xgrammar = load()
+        if form not in self._compiled:
+            self._compiled[form] = self._compile(xgrammar, form)
+            while len(self._compiled) > MOST_KEPT:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(form)
+        return xgrammar.GrammarMatcher(self._compiled[form])
+
+    def _compile(self, xgrammar: Any, form: StructuredOutputs) -> Any:
         if self._compiler is None:
             self._compiler = self._new_compiler(xgrammar)
         try:
-            compiled = _compile(xgrammar, self._compiler, form)
+            return _compile(xgrammar, self._compiler, form)
         except PromptError:
             raise
         except Exception as error:  # of XGrammar's own kinds, and RuntimeError
             raise PromptError(
                 f"the form cannot be read: {_reason(error)}", "see docs/engines/structured.md"
             ) from None
-        return xgrammar.GrammarMatcher(compiled)
 
     def _new_compiler(self, xgrammar: Any) -> Any:
         tokenizer = self.tokenizer
@@ -78,7 +88,7 @@ class Grammars:
         info = xgrammar.TokenizerInfo(
             words, vocab_size=self.vocab_size, stop_token_ids=self.end_tokens
         )
-        return xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_limit_bytes=CACHE_BYTES)
+        return xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
 
 
 def load() -> Any:
