@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -104,9 +105,16 @@ def test_a_chat_with_the_model(page: Page, server: RealServer) -> None:
 def test_stop_ends_the_answer_and_frees_the_engine(page: Page, server: RealServer) -> None:
     (engine,) = server.engine_processes()
     before = server.engine()["steps"]
-    ask(page, "Once", temperature="0", most="1900")
-    server.wait(lambda state: state["running"] == 1 and state["steps"] > before + 20)
-    engine.suspend()  # a slow browser must not find the answer at its end
+
+    def suspend() -> None:
+        server.wait(lambda state: state["running"] == 1 and state["steps"] > before + 20)
+        engine.suspend()
+
+    # Watched from before it is asked: a slow browser must not find the answer at its end.
+    with ThreadPoolExecutor(1) as watcher:
+        suspended = watcher.submit(suspend)
+        ask(page, "Once", temperature="0", most="1900")
+        suspended.result()
     try:
         expect(page.locator(".message:not(.user) .said")).not_to_be_empty(timeout=WAIT)
         page.click("#stop")
