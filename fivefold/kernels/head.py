@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from fivefold.kernels import dispatch
 from fivefold.kernels.cpu.gemm import gemm
@@ -74,19 +75,22 @@ def weight_gradient(weight: Tensor, sums: Tensor, room: Tensor) -> Tensor:
     """Where the gradient of the weight [V,D] is, in its format, once all chunks have been added."""
     if weight.dtype == sums.dtype:
         return sums
-    return room.view(weight.dtype)[: weight.numel()].view(weight.shape)
+    # Detached: autograd adds a second gradient, of a tied weight, in place to what is no view.
+    return room.view(weight.dtype)[: weight.numel()].view(weight.shape).detach()
 
 
 def scaled(gradient: Tensor, scale: Tensor) -> Tensor:
     """`gradient * scale` in backward: in its own memory, unless the graph is kept for a second one.
 
-    The weight's gradient is the largest tensor there is at the moment when most is held. A compiler
-    that traces both passes is told no more than the product: it reuses memory as it sees fit.
+    The weight's gradient is the largest tensor there is at the moment when most is held. One that
+    lies in a larger `room` gives that back. A compiler that traces both passes is told no more than
+    the product: it reuses memory as it sees fit; and nothing is written under `vmap`.
     """
-    from torch._subclasses.functional_tensor import FunctionalTensor  # imports SymPy
-
     kept = torch._C._autograd._get_current_graph_task_keep_graph()
-    if kept or isinstance(gradient, FunctionalTensor):
+    traced = isinstance(gradient, FunctionalTensor)
+    functorch = torch._C._functorch
+    batched = functorch.is_batchedtensor(scale) or functorch.is_legacy_batchedtensor(scale)
+    if kept or traced or batched or gradient.untyped_storage().nbytes() > gradient.nbytes:
         return gradient * scale
     return gradient.mul_(scale)
 

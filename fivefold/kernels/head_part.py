@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fivefold.kernels import dispatch, operator
 from fivefold.kernels.cpu import cross_entropy as native
-from fivefold.kernels.head import IGNORE, HeadProducts
+from fivefold.kernels.cpu.library import KernelError
+from fivefold.kernels.head import IGNORE, HeadProducts, check
 
 LARGEST, SUM, CHOSEN = range(3)
 
@@ -54,6 +55,7 @@ def head_part_gradients_(
 def _compute_sums(
     hidden: Tensor, weight: Tensor, labels: Tensor, softcap: float | None, logits: Tensor
 ) -> Tensor:
+    _check(hidden, weight, labels, logits)
     HeadProducts.of(hidden, weight).logits(hidden, logits)
     match dispatch.choose("cross_entropy", logits.device.type, logits.dtype).implementation:
         case "native":
@@ -66,11 +68,19 @@ def _compute_sums(
         logits.div_(softcap).tanh_().mul_(softcap)
     if not logits.shape[1]:
         return _of_no_words(logits)
-    largest = logits.amax(-1)
+    largest = logits.amax(-1).clamp_min_(torch.finfo(logits.dtype).min)  # of words all ruled out
     exponentials = (logits - largest.unsqueeze(-1)).exp_()
     here = labels != IGNORE
     chosen = logits.gather(-1, torch.where(here, labels, 0).unsqueeze(-1)).squeeze(-1)
     return torch.stack((largest, exponentials.sum(-1), torch.where(here, chosen, 0)))
+
+
+def _check(hidden: Tensor, weight: Tensor, labels: Tensor, logits: Tensor) -> None:
+    check(hidden, weight, labels, 1)
+    if logits.shape != (hidden.shape[0], weight.shape[0]) or not logits.is_contiguous():
+        raise KernelError(
+            f"logits are dense [{hidden.shape[0]}, {weight.shape[0]}], not {list(logits.shape)}"
+        )
 
 
 def _of_no_words(logits: Tensor) -> Tensor:
@@ -90,6 +100,19 @@ def _compute_gradients(
     grad_hidden: Tensor,
     sums: Tensor,
 ) -> None:
+    _check(hidden, weight, labels, logits)
+    tokens, wide = hidden.shape[0], logits.dtype
+    fits = everywhere.shape == (3, tokens) and rise.shape == (tokens,)
+    if not fits or everywhere.dtype != wide or rise.dtype != wide:
+        raise KernelError(
+            f"{tokens} tokens have sums [3,{tokens}] and slopes [{tokens}] in {wide}, not "
+            f"{list(everywhere.shape)} {everywhere.dtype} and {list(rise.shape)} {rise.dtype}"
+        )
+    if grad_hidden.shape != hidden.shape or sums.shape != weight.shape:
+        raise KernelError(
+            f"gradients are {list(hidden.shape)} and {list(weight.shape)}, not "
+            f"{list(grad_hidden.shape)} and {list(sums.shape)}"
+        )
     products = HeadProducts.of(hidden, weight)
     largest, total = everywhere[LARGEST], everywhere[SUM]
     match dispatch.choose("cross_entropy", logits.device.type, logits.dtype).implementation:

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fivefold.axes.tp.cross_entropy import vocabulary_cross_entropy
 from fivefold.core.layout import Layout
+from fivefold.kernels.cpu.library import KernelError
+from fivefold.kernels.cross_entropy import linear_cross_entropy_reference
 from tests.dist.cases import SEQUENCE, VOCABULARY, Run, batches
 from tests.dist.harness import Workers
 from tests.parity.lattice.cases import model_config
@@ -98,3 +102,61 @@ def test_parameters_are_divided_as_the_plan_says(workers: Callable[[int], Worker
         assert elements["layers.0.attention.key.weight"] == wide
         assert elements["layers.0.feed_forward.down.weight"] == 14 * config.hidden_size
         assert elements["layers.0.attention_norm.weight"] == config.hidden_size
+
+
+def losses(dtype: torch.dtype, softcap: float | None, z_loss: float) -> list[float]:
+    """Of a divided head beside the whole one: errors of loss and gradients, twice over one graph."""
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(19, 24, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(50, 24, generator=generator).to(dtype)
+    labels = torch.randint(0, 50, (19,), generator=generator)
+    labels[::4] = -100
+    mine = weight.chunk(ranks)[rank].clone().requires_grad_()
+    start = rank * weight.chunk(ranks)[0].shape[0]
+    loss = vocabulary_cross_entropy(
+        hidden, mine, labels, start=start, group=dist.group.WORLD, softcap=softcap, z_loss=z_loss,
+        chunk=5,
+    )  # fmt: skip
+    once = torch.autograd.grad(1.7 * loss, (hidden, mine), retain_graph=True)
+    again = torch.autograd.grad(1.7 * loss, (hidden, mine))
+    whole = tuple(x.detach().double().requires_grad_() for x in (hidden, weight))
+    exact = linear_cross_entropy_reference(*whole, labels, softcap=softcap, z_loss=z_loss)
+    expected = torch.autograd.grad(1.7 * exact, whole)
+    of_hidden = once[0].double()
+    dist.all_reduce(of_hidden)
+    found = (loss.double(), exact), (of_hidden, expected[0]), (
+        once[1].double(), expected[1][start : start + len(mine)],
+    )  # fmt: skip
+    errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in found]
+    assert all(torch.equal(a, b) and a.dtype == dtype for a, b in zip(once, again, strict=True))
+    return errors
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("softcap", "z_loss"), [(None, 0.0), (4.0, 1e-2)])
+def test_a_divided_head_has_the_whole_ones_loss_and_gradients(
+    workers: Callable[[int], Workers], dtype: torch.dtype, softcap: float | None, z_loss: float
+) -> None:
+    allowed = 1e-5 if dtype == torch.float32 else 2**-6
+    for loss, of_hidden, of_weight in workers(2).run(losses, dtype, softcap, z_loss):
+        assert loss < 1e-5
+        assert max(of_hidden, of_weight) < allowed
+
+
+def bad_heads() -> list[str]:
+    found = []
+    for shape, chunk in (((50, 23), 5), ((50, 24), -1)):
+        try:
+            vocabulary_cross_entropy(
+                torch.ones(19, 24), torch.ones(shape), torch.zeros(19, dtype=torch.int64),
+                start=0, group=dist.group.WORLD, chunk=chunk,
+            )  # fmt: skip
+        except KernelError as error:
+            found.append(str(error))
+    return found
+
+
+def test_heads_that_do_not_fit_are_named(workers: Callable[[int], Workers]) -> None:
+    for shape, chunk in workers(2).run(bad_heads):
+        assert "[50, 23]" in shape and "at least one token, not -1" in chunk

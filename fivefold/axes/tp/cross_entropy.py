@@ -13,7 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fivefold.kernels.head import IGNORE, Wants, results, scaled, weight_gradient, wide
+from fivefold.kernels.head import (
+    IGNORE,
+    HeadProducts,
+    Wants,
+    check,
+    results,
+    scaled,
+    weight_gradient,
+    wide,
+)
 from fivefold.kernels.head_part import (
     CHOSEN,
     LARGEST,
@@ -37,8 +46,9 @@ def vocabulary_cross_entropy(
     """The loss SUM over targets, the same on each rank; see `linear_cross_entropy`.
 
     hidden [N,D] whole on each rank, weight [V/T,D] the rows from `start` on, labels [N]. The
-    gradient of `hidden` is this rank's partial sum.
+    gradient of `hidden` is this rank's partial sum. Raises `KernelError` for other shapes.
     """
+    check(hidden, weight, labels, chunk)
     wants = torch.is_grad_enabled()
     head = _DividedHead(start, group, softcap, z_loss, chunk, Wants(wants, wants))
     return _VocabularyCrossEntropy.apply(hidden, weight, labels, head)
@@ -81,7 +91,9 @@ class _DividedHead:
         losses = above - (everywhere[CHOSEN] - everywhere[LARGEST])
         losses = losses + self.z_loss * normaliser.square()
         targets = labels != IGNORE
-        rise = torch.where(targets, 1.0 + 2.0 * self.z_loss * normaliser, 0)
+        rise = 1.0 + 2.0 * self.z_loss * normaliser
+        # 0 says that there is no target: a target's slope that happens to be 0 is next to it.
+        rise = torch.where(rise == 0, torch.finfo(rise.dtype).tiny, rise) * targets
         return torch.where(targets, losses, 0).sum(), rise
 
 
@@ -92,10 +104,11 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         grad_hidden, sums, room = results(hidden, weight, head.chunk, head.wants)
         sums.zero_()
-        total = torch.zeros((), dtype=wide(hidden), device=hidden.device)
+        total = torch.zeros((), dtype=torch.float64, device=hidden.device)
+        factor = HeadProducts.of(hidden, weight).weight  # converted once, if it must be
         for start in range(0, hidden.shape[0], head.chunk):
             rows = slice(start, start + head.chunk)
-            operands = hidden[rows], weight, head.own(labels[rows], weight.shape[0]), head.softcap
+            operands = hidden[rows], factor, head.own(labels[rows], weight.shape[0]), head.softcap
             size = operands[0].shape[0], weight.shape[0]
             logits = room[: size[0] * size[1]].view(size)
             everywhere = head.together(head_part_sums_(*operands, logits))
@@ -107,7 +120,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         if kept is not sums:
             kept.copy_(sums)
         ctx.save_for_backward(grad_hidden, kept)
-        return total
+        return total.to(wide(hidden))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

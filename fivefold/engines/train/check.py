@@ -1,4 +1,4 @@
-"""What training would refuse after its ranks have started, asked before: nothing that trains is imported."""
+"""What training would refuse once its ranks run, asked before, without importing what trains."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ struct Block {
 // The largest blocks that a thread has let go of.
 class KeptBlocks {
   static constexpr int MOST = 4;
-  // From here on the heap maps memory anew for each block, and gives it back whole.
+  // More would be too much to keep for a call that may not come again.
   static constexpr long TOO_LARGE = 16 << 20;
   Block blocks[MOST] = {};
 

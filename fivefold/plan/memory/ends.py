@@ -72,7 +72,10 @@ def _loss(tape: Tape, place: Place, hidden: Value, entered: Value) -> Value:
     else:
         of_weight = tape.new("logits", table)
         tape.passing("logits", logits)
-    loss = tape.op("logits", WIDE, [(hidden, None)], saves=(of_hidden, of_weight), prepared=True)
+    loss = tape.op(
+        "logits", WIDE, [(hidden, None)], saves=(of_hidden, of_weight), weights=(table,),
+        prepared=True,
+    )  # fmt: skip
     tape.drop(of_hidden, of_weight)
     return loss
 

@@ -49,7 +49,8 @@ class Node:
     inputs: (value, bytes of its gradient; None: the incoming one, or a view of it). `weights`: bytes
     of the gradients of parameters; `temporary`: bytes that backward needs while it runs; `remade`:
     the same, for the gradients of parameters, which come first; `between`: for the others.
-    prepared: forward has made the gradients; they are what it saved, the input's first.
+    prepared: forward has made the gradients; they are what it saved, the input's first, or lie
+    in a larger storage, which they are taken out of.
     """
 
     output: Value
@@ -305,7 +306,10 @@ class Tape:
 
     def _weights(self, node: Node, incoming: Storage) -> list[Storage]:
         if node.prepared:
-            return [self.hold(storage) for storage in node.saved[1:]]
+            made = zip(node.saved[1:], node.weights, strict=True)
+            return [
+                self.hold(s) if s.bytes == size else self.new(WEIGHTS, size) for s, size in made
+            ]
         if self.weights == "aside" and node.operand is not None:
             self.aside += [self.hold(node.operand), self.hold(incoming)]
             self.largest_weight = max(self.largest_weight, *node.weights, 0)

@@ -208,7 +208,7 @@ def test_the_logits_of_all_tokens_never_exist(dtype: torch.dtype, softcap: float
 def test_gradients_are_scaled_where_they_lie_unless_they_are_asked_for_again(
     dtype: torch.dtype,
 ) -> None:
-    hidden, weight, labels = case(20, 8, 50, dtype)
+    hidden, weight, labels = case(20, 40, 50, dtype)
     operands = hidden.requires_grad_(), weight.requires_grad_()
     loss = linear_cross_entropy(*operands, labels, chunk=7)
     assert loss.grad_fn is not None
@@ -219,6 +219,23 @@ def test_gradients_are_scaled_where_they_lie_unless_they_are_asked_for_again(
     assert kept.isdisjoint(t.data_ptr() for t in first)
     assert kept == {t.data_ptr() for t in last}
     assert all(torch.equal(a, b) for a, b in zip(first, last, strict=True))
+
+
+def test_a_gradient_does_not_keep_the_larger_buffer_that_it_was_made_in() -> None:
+    hidden, weight, labels = case(20, 8, 50, torch.bfloat16)
+    weight.requires_grad_()
+    linear_cross_entropy(hidden, weight, labels, chunk=20).backward()
+    assert weight.grad is not None
+    assert weight.grad.untyped_storage().nbytes() == weight.nbytes
+
+
+def test_gradients_of_several_scales_at_once() -> None:
+    hidden, weight, labels = case(9, 8, 12, torch.float32)
+    loss = linear_cross_entropy(hidden, weight.requires_grad_(), labels)
+    (once,) = torch.autograd.grad(loss, weight, retain_graph=True)
+    scales = torch.tensor([1.0, -2.0])
+    (found,) = torch.autograd.grad(loss, weight, scales, is_grads_batched=True)
+    torch.testing.assert_close(found, torch.stack((once, -2 * once)))
 
 
 EVERYTHING = {"softcap": 5.0, "z_loss": 1e-3, "label_smoothing": 0.1}

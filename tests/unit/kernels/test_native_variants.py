@@ -16,6 +16,7 @@ import pytest
 HERE = Path(__file__).parent
 FILES = [
     *(f"test_kernel_{name}.py" for name in ("linear", "cross_entropy", "log_probs", "rms_norm")),
+    "test_kernel_head_part.py",
     *(f"test_kernel_{name}.py" for name in ("gated", "rope", "rows", "adamw", "grouped_linear")),
     "test_packed_linear.py", "test_flash_attention.py", "test_paged_attention.py",
     "../serve/test_native_step.py",

@@ -20,6 +20,7 @@ CASES: list[Any] = [
     ("dense", "dp_shard=4", {"recompute": "full"}),
     ("tied", "dp_shard=4,zero=1", {}),
     ("dense", "tp=4", {}),
+    ("tied", "", {"chunk": 256}),  # more logits than the head has rows to take their gradient
     ("dense", "cp=4,ulysses=2", {}),
     ("tied", "pp=2,schedule=zb-h1", {"count": 4, "recompute": "full"}),
     ("sparse", "dp_shard=4,ep=2", {"recompute": "full"}),
@@ -46,6 +47,8 @@ MORE: list[Any] = [
     ("deep", "pp=2,schedule=interleaved,virtual=2", {"count": 4}),
     ("deep", "pp=2,stage_layers=3/1,dp_shard=2", {"count": 4}),
     ("deep", "pp=2,tp=2,schedule=zb-h1", {"count": 4, "recompute": "selective"}),
+    ("tied", "dp_shard=2,zero=3", {"chunk": 256}),
+    ("tied", "tp=2", {"chunk": 256}),
     ("sparse", "", {}),
     ("sparse", "", {"recompute": "selective"}),
     ("sparse", "tp=2,dp_shard=2,ep=4,zero=1", {}),
