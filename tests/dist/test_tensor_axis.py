@@ -144,6 +144,23 @@ def test_a_divided_head_has_the_whole_ones_loss_and_gradients(
         assert max(of_hidden, of_weight) < allowed
 
 
+def poisoned() -> bool:
+    """Whether a token without a target, whose state is no number, leaves loss and gradients alone."""
+    hidden = torch.ones(3, 4)
+    hidden[1] = float("nan")
+    weight = torch.eye(4)[:2].requires_grad_()
+    loss = vocabulary_cross_entropy(
+        hidden.requires_grad_(), weight, torch.tensor([0, -100, 3]),
+        start=2 * dist.get_rank(), group=dist.group.WORLD,
+    )  # fmt: skip
+    (of_hidden,) = torch.autograd.grad(loss, hidden)
+    return bool(loss.isfinite() and of_hidden.isfinite().all() and not of_hidden[1].any())
+
+
+def test_tokens_without_a_target_do_not_matter(workers: Callable[[int], Workers]) -> None:
+    assert all(workers(2).run(poisoned))
+
+
 def bad_heads() -> list[str]:
     found = []
     for shape, chunk in (((50, 23), 5), ((50, 24), -1)):

@@ -93,8 +93,8 @@ class _DividedHead:
         targets = labels != IGNORE
         rise = 1.0 + 2.0 * self.z_loss * normaliser
         # 0 says that there is no target: a target's slope that happens to be 0 is next to it.
-        rise = torch.where(rise == 0, torch.finfo(rise.dtype).tiny, rise) * targets
-        return torch.where(targets, losses, 0).sum(), rise
+        rise = torch.where(rise == 0, torch.finfo(rise.dtype).tiny, rise)
+        return torch.where(targets, losses, 0).sum(), torch.where(targets, rise, 0)
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):

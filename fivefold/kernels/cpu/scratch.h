@@ -1,7 +1,7 @@
 // Memory that a call needs while it runs, on cache lines of its own, kept by the thread for the next.
 //
 // Blocks that came and went between tensors would leave holes in the heap, which smaller tensors
-// then split: a training step of SmolLM2-135M took 60 MiB more.
+// then split (measured by `benches/train_step.py`: 60 MiB of a step of SmolLM2-135M).
 #pragma once
 #include <algorithm>
 #include <cstdlib>

@@ -139,7 +139,8 @@ def _with_held_schemas(tag: Any) -> Any:
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text)
+    """In quotes. JSON's escapes would be two halves of a pair for an emoji, and no character here."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _reason(error: Exception) -> str:

@@ -167,7 +167,7 @@ def test_a_regular_expression(pattern: str) -> None:
 
 
 def test_one_of_several() -> None:
-    texts = ["yes", "no", 'a "quoted"\nline', "你好", "back\\slash"]
+    texts = ["yes", "no", 'a "quoted"\nline', "你好", "back\\slash", "😀!"]
     form = StructuredOutputs(choice=texts)
     assert {walk(form, seed) for seed in range(60)} == set(texts)
 
